@@ -1,0 +1,3 @@
+//! gmg
+pub mod id;
+pub mod units;
