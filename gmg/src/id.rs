@@ -72,6 +72,12 @@ id! {
     TransferId(u64), "transfer "
 }
 
+impl Default for Version {
+    fn default() -> Self {
+        Self(0)
+    }
+}
+
 /// An in-order queue on a device: a CUDA stream, an SM partition, a CPU worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneId {

@@ -1,1 +1,38 @@
-//! scheduler
+//! What should happen: batching, and policies that decide which iteration runs where.
+//!
+//! [`batching`] says what a tenant wants to run next; a [`Policy`](policy::Policy) says where and
+//! when. [`SliceFill`] is the policy of this project; [`StaticContainers`] and [`IdlePriority`] are
+//! what it is compared with. A policy reads the graph and asks a
+//! [`WhatIf`](slicescheduler_gmg::plan::WhatIf); it never sees the world, a clock or the future.
+//!
+//! ```
+//! use slicescheduler_gmg::id::{DeviceId, ModelId, RequestId, TenantId};
+//! use slicescheduler_gmg::plan::BatchLimits;
+//! use slicescheduler_gmg::units::Nanos;
+//! use slicescheduler_scheduler::batching::{BatchOptions, Batcher, Sequence};
+//!
+//! let mut batcher = Batcher::new(TenantId(0), BatchOptions::default());
+//! let replica = batcher.add_replica(ModelId(0), DeviceId(0));
+//! batcher.enter(Sequence::new(RequestId(0), Nanos::ZERO, None, 3000, 100));
+//! let limits = BatchLimits { tokens: 2048, sequences: 256, new_blocks: 1000 };
+//! let job = batcher.form(replica.index, limits, &mut Vec::new()).unwrap();
+//! assert_eq!(job.rows[0].tokens, 2048, "the first chunk of the prompt");
+//! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`batching`] | continuous batching by the rules of vLLM V1 |
+//! | [`demand`] | the policy's view of batching; a host's own batching implements it |
+//! | [`policy`] | the seam: events in, plans out |
+
+#![forbid(unsafe_code)]
+
+mod baseline;
+pub mod batching;
+pub mod demand;
+mod placing;
+pub mod policy;
+mod slice_fill;
+
+pub use baseline::{IdlePriority, StaticContainers};
+pub use slice_fill::{SliceFill, SliceFillOptions};

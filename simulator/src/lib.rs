@@ -1,1 +1,5 @@
 //! simulator
+
+#![forbid(unsafe_code)]
+
+pub mod cost;

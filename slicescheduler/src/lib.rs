@@ -1,1 +1,3 @@
 //! slicescheduler
+pub mod scenario;
+pub mod workload;

@@ -1,0 +1,311 @@
+//! Memory that is allocated once and handed out at planned offsets.
+//!
+//! The executor never allocates while it runs: the graph reserves bytes and picks offsets when it
+//! accepts a plan, and an operator asks its arena for the slices at those offsets. Two arenas with
+//! different rules:
+//!
+//! - **A lane's activation arena** has one owner, the lane. An operator borrows it mutably and
+//!   takes its operands through [`Operands`], which refuses overlapping ones: safe code throughout.
+//! - **A device's block pool** is shared by the device's lanes. What keeps them apart is who owns
+//!   which block, which no borrow can say; see [`KvCache::shared`](crate::kernels::KvCache::shared).
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use slicescheduler_gmg::units::Bytes;
+
+use crate::error::{ExecutorError, Result};
+
+/// Every arena begins on such a boundary: a cache line, and the widest vector register.
+pub const ARENA_ALIGN: usize = 64;
+
+/// A piece of an arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// Where it starts, from the beginning of the arena.
+    pub offset: Bytes,
+    /// How long it is.
+    pub size: Bytes,
+}
+
+impl Region {
+    /// `size` bytes at `offset`.
+    pub const fn new(offset: Bytes, size: Bytes) -> Self {
+        Self { offset, size }
+    }
+
+    /// Room for `count` elements at `offset`.
+    pub const fn of<T: Element>(offset: Bytes, count: usize) -> Self {
+        Self { offset, size: Bytes((count as u64).saturating_mul(size_of::<T>() as u64)) }
+    }
+
+    /// One past its last byte.
+    pub fn end(&self) -> Bytes {
+        self.offset + self.size
+    }
+
+    /// True when the two share a byte.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let shared = self.offset < other.end() && other.offset < self.end();
+        shared && !self.size.is_zero() && !other.size.is_zero()
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// What an arena can hold: plain numbers, for which every bit pattern is a value.
+pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {}
+
+macro_rules! element {
+    ($($number:ty),*) => {$(
+        impl sealed::Sealed for $number {}
+        impl Element for $number {}
+    )*};
+}
+
+element!(u8, u16, u32, f32);
+
+/// A fixed block of zeroed, aligned memory.
+#[derive(Debug)]
+pub struct Arena {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the arena owns its memory and holds plain bytes, which may go to another thread.
+unsafe impl Send for Arena {}
+// SAFETY: through `&Arena` safe code can not reach the bytes; whoever does it through the unsafe
+// functions promises that no two threads touch the same bytes while one of them writes.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Allocates `size` bytes, all zero.
+    ///
+    /// # Errors
+    /// [`ExecutorError::OutOfMemory`] when the system has not that much.
+    pub fn new(size: Bytes) -> Result<Self> {
+        let refused = ExecutorError::OutOfMemory { wanted: size };
+        let layout = usize::try_from(size.get())
+            .ok()
+            .and_then(|bytes| Layout::from_size_align(bytes.max(ARENA_ALIGN), ARENA_ALIGN).ok());
+        let Some(layout) = layout else {
+            return Err(refused);
+        };
+        // SAFETY: the layout's size is not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(refused)?;
+        // `layout` also says the size: an arena of no bytes is as long as its alignment.
+        Ok(Self { base, layout })
+    }
+
+    /// How many bytes it has.
+    pub const fn size(&self) -> Bytes {
+        Bytes(self.layout.size() as u64)
+    }
+
+    /// The operands of one operator. All memory of the arena is the operator's while the result
+    /// lives.
+    pub fn operands(&mut self) -> Operands<'_> {
+        Operands { arena: self, held: [(Region::default(), false); MAX_OPERANDS], count: 0, borrow: PhantomData }
+    }
+
+    /// Sets a region to zero, as when it passes from one tenant to another.
+    ///
+    /// # Errors
+    /// When the region is not within the arena.
+    pub fn clear(&mut self, region: Region) -> Result<()> {
+        // SAFETY: the arena is borrowed exclusively.
+        unsafe { self.clear_shared(region) }
+    }
+
+    /// As [`clear`](Self::clear), while other lanes use other regions.
+    ///
+    /// # Errors
+    /// When the region is not within the arena.
+    ///
+    /// # Safety
+    /// Nobody else may read or write the region during the call.
+    pub unsafe fn clear_shared(&self, region: Region) -> Result<()> {
+        let (start, bytes) = self.elements::<u8>(region)?;
+        // SAFETY: the bytes are within the arena (checked), and nobody else's by the contract.
+        unsafe { start.write_bytes(0, bytes) };
+        Ok(())
+    }
+
+    /// Where the elements of a region begin, and how many there are. Only an address: whoever
+    /// dereferences it answers for who else does.
+    pub(crate) fn elements<T: Element>(&self, region: Region) -> Result<(NonNull<T>, usize)> {
+        let Region { offset, size } = region;
+        let end = offset.get().checked_add(size.get());
+        if end.is_none_or(|end| end > self.size().get()) {
+            return Err(ExecutorError::RegionOutOfBounds { offset, size, arena: self.size() });
+        }
+        // Both fit usize: the arena does, and they are within it.
+        let (start, bytes) = (offset.get() as usize, size.get() as usize);
+        if !start.is_multiple_of(align_of::<T>()) || !bytes.is_multiple_of(size_of::<T>()) {
+            return Err(ExecutorError::RegionMisaligned { offset, size, element: size_of::<T>() });
+        }
+        // SAFETY: start is within the allocation, or one past its end.
+        let first = unsafe { self.base.add(start) };
+        Ok((first.cast(), bytes / size_of::<T>()))
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: `base` came from `alloc_zeroed` with this layout and is freed once.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}
+
+/// Regions that an operator may hold at once.
+const MAX_OPERANDS: usize = 16;
+
+/// Hands out the operands of one operator and sees to it that what is written is held once.
+///
+/// ```
+/// use slicescheduler_executor::arena::{Arena, Region};
+/// use slicescheduler_gmg::units::Bytes;
+///
+/// # fn main() -> Result<(), slicescheduler_executor::ExecutorError> {
+/// let mut arena = Arena::new(Bytes(1024))?;
+/// let mut operands = arena.operands();
+/// let x: &[f32] = operands.read(Region::of::<f32>(Bytes(0), 4))?;
+/// let y: &mut [f32] = operands.write(Region::of::<f32>(Bytes(64), 4))?;
+/// y.copy_from_slice(x);
+/// assert!(operands.write::<f32>(Region::of::<f32>(Bytes(8), 4)).is_err());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Operands<'a> {
+    arena: &'a Arena,
+    held: [(Region, bool); MAX_OPERANDS],
+    count: usize,
+    borrow: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Operands<'a> {
+    /// An operand that is only read; other operands that are only read may overlap it.
+    ///
+    /// # Errors
+    /// When the region is not within the arena, not made of whole elements, or overlaps an operand
+    /// that is written; or when too many are held.
+    pub fn read<T: Element>(&mut self, region: Region) -> Result<&'a [T]> {
+        let (first, count) = self.hold::<T>(region, false)?;
+        // SAFETY: in bounds and aligned (checked by `elements`), initialised (arenas are zeroed and
+        // hold plain numbers), and no `&mut` to it was or will be handed out (checked by `hold`)
+        // while 'a, the arena's exclusive borrow, lasts.
+        Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), count) })
+    }
+
+    /// An operand that is written; nothing else may overlap it.
+    ///
+    /// # Errors
+    /// When the region is not within the arena, not made of whole elements, or overlaps another
+    /// operand; or when too many are held.
+    pub fn write<T: Element>(&mut self, region: Region) -> Result<&'a mut [T]> {
+        let (first, count) = self.hold::<T>(region, true)?;
+        // SAFETY: as in `read`, and no reference at all to it was or will be handed out.
+        Ok(unsafe { std::slice::from_raw_parts_mut(first.as_ptr(), count) })
+    }
+
+    fn hold<T: Element>(&mut self, region: Region, written: bool) -> Result<(NonNull<T>, usize)> {
+        let elements = self.arena.elements(region)?;
+        for (other, other_written) in &self.held[..self.count] {
+            if (written || *other_written) && region.overlaps(other) {
+                return Err(ExecutorError::RegionOverlap {
+                    offset: region.offset,
+                    size: region.size,
+                    other_offset: other.offset,
+                    other_size: other.size,
+                });
+            }
+        }
+        let Some(slot) = self.held.get_mut(self.count) else {
+            return Err(ExecutorError::TooManyRegions { limit: MAX_OPERANDS });
+        };
+        *slot = (region, written);
+        self.count += 1;
+        Ok(elements)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn arena() -> Arena {
+        Arena::new(Bytes(256)).unwrap()
+    }
+
+    #[test]
+    fn memory_is_zero_aligned_and_keeps_what_is_written() {
+        let mut arena = arena();
+        let region = Region::of::<f32>(Bytes(64), 8);
+        let written = arena.operands().write::<f32>(region).unwrap();
+        assert_eq!(written, [0.0; 8]);
+        assert!(written.as_ptr().addr().is_multiple_of(64));
+        written.fill(1.5);
+        assert_eq!(arena.operands().read::<u32>(region).unwrap(), [1.5f32.to_bits(); 8]);
+        arena.clear(Region::of::<f32>(Bytes(64), 4)).unwrap();
+        assert_eq!(arena.operands().read::<f32>(region).unwrap(), [0.0, 0.0, 0.0, 0.0, 1.5, 1.5, 1.5, 1.5]);
+    }
+
+    #[test]
+    fn regions_outside_or_off_the_elements_are_refused() {
+        let mut arena = arena();
+        let mut operands = arena.operands();
+        let mut refused = |offset, size| operands.read::<f32>(Region::new(Bytes(offset), Bytes(size))).unwrap_err();
+        assert!(matches!(refused(252, 8), ExecutorError::RegionOutOfBounds { .. }));
+        assert!(matches!(refused(u64::MAX, 8), ExecutorError::RegionOutOfBounds { .. }));
+        assert!(matches!(refused(2, 4), ExecutorError::RegionMisaligned { .. }));
+        assert!(matches!(refused(4, 6), ExecutorError::RegionMisaligned { .. }));
+        assert!(matches!(arena.clear(Region::new(Bytes(0), Bytes(257))), Err(ExecutorError::RegionOutOfBounds { .. })));
+    }
+
+    #[test]
+    fn no_more_than_the_limit_is_held() {
+        let mut arena = arena();
+        let mut operands = arena.operands();
+        for _ in 0..MAX_OPERANDS {
+            operands.read::<f32>(Region::of::<f32>(Bytes(0), 1)).unwrap();
+        }
+        let error = operands.read::<f32>(Region::of::<f32>(Bytes(0), 1)).unwrap_err();
+        assert!(matches!(error, ExecutorError::TooManyRegions { limit: MAX_OPERANDS }));
+    }
+
+    #[test]
+    fn an_arena_larger_than_memory_is_refused() {
+        assert!(matches!(Arena::new(Bytes::MAX), Err(ExecutorError::OutOfMemory { wanted: Bytes::MAX })));
+    }
+
+    proptest! {
+        #[test]
+        fn operands_overlap_only_where_none_is_written(
+            wishes in prop::collection::vec((0u64..64, 0usize..16, any::<bool>()), 1..12),
+        ) {
+            let mut arena = arena();
+            let mut operands = arena.operands();
+            let mut held: Vec<(u64, u64, bool)> = Vec::new();
+            for (at, count, written) in wishes {
+                let (start, end) = (at * 4, at * 4 + count as u64 * 4);
+                let region = Region::of::<f32>(Bytes(start), count);
+                let granted = if written {
+                    operands.write::<f32>(region).is_ok()
+                } else {
+                    operands.read::<f32>(region).is_ok()
+                };
+                let clash = held.iter().any(|&(s, e, w)| (w || written) && (start..end).any(|b| s <= b && b < e));
+                prop_assert_eq!(granted, end <= 256 && !clash);
+                if granted {
+                    held.push((start, end, written));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! CPU kernels of a Llama-family decoder, f32 throughout.
+//!
+//! Each is a plain function over slices: row-major activations, one row per token, weights in
+//! [panels](PanelMatrix), keys and values in [blocks](KvCache). None starts a thread or allocates
+//! (the gemm crate keeps a scratch buffer per thread).
+//!
+//! **Batch invariance.** The bits of a row depend on that row's sequence alone: not on how many
+//! rows there are, which ones, how a prompt was cut into chunks, how long a block of the cache is
+//! and which blocks a sequence has, on the lane or its thread. So the tokens of a run that was
+//! sliced, recalled and batched anew equal those of an undisturbed one. It holds on one machine;
+//! two instruction sets may round a matrix product differently.
+
+mod activation;
+mod attention;
+mod cache;
+mod embedding;
+mod matmul;
+mod norm;
+mod rotary;
+mod sampling;
+mod simd;
+
+pub use activation::swiglu;
+pub use attention::{AttentionDims, attention};
+pub use cache::{KvCache, KvLayout, TokenRows};
+pub use embedding::{embed, embed_panels, gather_rows};
+pub use matmul::{OwnedPanels, Output, PANEL, PanelMatrix, matmul, pack_panels};
+pub use norm::rms_norm;
+pub use rotary::{RotaryTable, rotary_frequencies, rotate_and_store};
+pub use sampling::argmax_rows;
+
+use crate::error::{ExecutorError, Result};
+
+/// Refuses an operand of the wrong length.
+fn check(kernel: &'static str, operand: &'static str, found: usize, expected: usize) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(ExecutorError::OperandLength { kernel, operand, found, expected })
+}
+
+/// Refuses a zero dimension.
+fn nonzero(kernel: &'static str, dimension: &'static str, value: usize) -> Result<()> {
+    if value > 0 {
+        return Ok(());
+    }
+    Err(ExecutorError::Dimension { kernel, dimension, value, requirement: "at least 1" })
+}
+
+/// Refuses an operand with an index of `limit` or more.
+fn check_indices(kernel: &'static str, operand: &'static str, indices: &[u32], limit: usize) -> Result<()> {
+    match indices.iter().position(|&index| index as usize >= limit) {
+        None => Ok(()),
+        Some(at) => {
+            Err(ExecutorError::IndexOutOfRange { kernel, operand, at, value: indices[at] as usize, limit })
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Grouped-query attention over the paged cache.
+//!
+//! **Bits.** A row walks its sequence's positions in tiles of [`TILE`], counted from position 0
+//! whatever the blocks are, and carries a running maximum and sum from tile to tile (Milakov and
+//! Gimelshein 2018). A score is a chain of additions over the head's elements, the sum of a tile
+//! runs over fixed lanes with zeros for what the row may not see, and values are added in order of
+//! position. So a row's bits depend on its query and on the keys and values before it, only.
+
+use super::simd::{LANES, exp, reduce, versioned};
+use super::{KvCache, KvLayout, TokenRows, check, nonzero};
+use crate::error::{ExecutorError, Result};
+
+/// Positions per step of the running softmax. Part of the definition of the result's bits.
+const TILE: usize = 64;
+/// Query heads that share one walk over the keys and values.
+const GROUP: usize = 8;
+/// Partial sums of a score: element `d` of a head goes to sum `d % CHAINS`.
+const CHAINS: usize = 4;
+/// Positions whose scores are computed together.
+const WIDTH: usize = 16;
+
+/// The heads of an attention layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionDims {
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values; a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// What a score is multiplied by before the softmax.
+    pub scale: f32,
+}
+
+impl AttentionDims {
+    /// Heads with the usual scale, `1 / sqrt(head_dim)`.
+    pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() }
+    }
+
+    /// Elements of a row of queries, keys and values side by side.
+    pub const fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Elements of a row of the result.
+    pub const fn out_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    pub(super) fn validate(&self, kernel: &'static str, layer: usize, cache: &KvCache<'_>) -> Result<()> {
+        let layout = cache.layout();
+        nonzero(kernel, "heads", self.heads)?;
+        let wrong = |dimension, value, requirement| {
+            Err(ExecutorError::Dimension { kernel, dimension, value, requirement })
+        };
+        if self.kv_heads != layout.kv_heads {
+            return wrong("kv_heads", self.kv_heads, "that of the cache");
+        }
+        if self.head_dim != layout.head_dim {
+            return wrong("head_dim", self.head_dim, "that of the cache");
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return wrong("heads", self.heads, "a multiple of kv_heads");
+        }
+        if layer >= layout.layers {
+            return wrong("layer", layer, "a layer of the cache");
+        }
+        Ok(())
+    }
+}
+
+/// Causal attention of each row over its sequence in the cache, positions `0..=position`:
+/// `out = softmax(scale q K^T) V` per head (Vaswani et al. 2017; query heads share key heads as in
+/// Ainslie et al. 2023). The cache must hold the row's own key and value already.
+///
+/// `qkv[rows, (heads + 2 kv_heads) head_dim]` as [`rotate_and_store`](super::rotate_and_store)
+/// leaves it; only the queries are read. `out[rows, heads head_dim]`.
+/// About `4 heads head_dim` operations per row and position.
+///
+/// # Errors
+/// When a length does not fit, a position has no block, or the cache has another layout.
+pub fn attention(
+    qkv: &[f32],
+    rows: TokenRows<'_>,
+    dims: AttentionDims,
+    layer: usize,
+    cache: &KvCache<'_>,
+    out: &mut [f32],
+) -> Result<()> {
+    dims.validate("attention", layer, cache)?;
+    rows.validate("attention", cache)?;
+    check("attention", "qkv", qkv.len(), rows.len().saturating_mul(dims.qkv_width()))?;
+    check("attention", "out", out.len(), rows.len().saturating_mul(dims.out_width()))?;
+    let group = dims.heads / dims.kv_heads * dims.head_dim;
+    let shared = GROUP * dims.head_dim;
+    let batch = qkv.chunks_exact(dims.qkv_width()).zip(out.chunks_exact_mut(dims.out_width()));
+    for (row, (qkv, out)) in batch.enumerate() {
+        let context = rows.positions[row] as usize + 1;
+        let queries = qkv[..dims.out_width()].chunks_exact(group).zip(out.chunks_exact_mut(group));
+        for (head, (queries, out)) in queries.enumerate() {
+            let walk = Walk { cache, layer, head, table: rows.table(row), context, scale: dims.scale };
+            for (queries, out) in queries.chunks(shared).zip(out.chunks_mut(shared)) {
+                walk_heads(&walk, queries, out);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The part of a sequence that a row may see, for one head of keys and values.
+struct Walk<'a> {
+    cache: &'a KvCache<'a>,
+    layer: usize,
+    head: usize,
+    table: &'a [u32],
+    context: usize,
+    scale: f32,
+}
+
+/// Positions of a tile that lie side by side in one block.
+struct Segment {
+    /// First position, counted from the tile's.
+    tile: usize,
+    block: u32,
+    /// First position, counted from the block's.
+    slot: usize,
+    len: usize,
+}
+
+impl Walk<'_> {
+    /// The segments of the tile that begins at `first`.
+    #[inline(always)]
+    fn segments(&self, first: usize) -> impl Iterator<Item = Segment> {
+        let block_tokens = self.cache.layout().block_tokens;
+        let end = self.context.min(first + TILE);
+        let mut position = first;
+        std::iter::from_fn(move || {
+            if position == end {
+                return None;
+            }
+            let slot = position % block_tokens;
+            let len = (block_tokens - slot).min(end - position);
+            let segment =
+                Segment { tile: position - first, block: self.table[position / block_tokens], slot, len };
+            position += len;
+            Some(segment)
+        })
+    }
+}
+
+versioned! {
+    /// At most [`GROUP`] query heads over the whole context.
+    fn walk_heads(walk: &Walk<'_>, queries: &[f32], out: &mut [f32]) {
+        let KvLayout { head_dim, block_tokens, .. } = walk.cache.layout();
+        let mut maxima = [f32::NEG_INFINITY; GROUP];
+        let mut sums = [0.0f32; GROUP];
+        out.fill(0.0);
+        for first in (0..walk.context).step_by(TILE) {
+            let mut weights = [[f32::NEG_INFINITY; TILE]; GROUP];
+            for segment in walk.segments(first) {
+                let keys = &walk.cache.keys(walk.layer, walk.head, segment.block)[segment.slot..];
+                for (query, weights) in queries.chunks_exact(head_dim).zip(&mut weights) {
+                    let weights = &mut weights[segment.tile..segment.tile + segment.len];
+                    score(query, keys, block_tokens, walk.scale, weights);
+                }
+            }
+            let state = maxima.iter_mut().zip(&mut sums).zip(&mut weights);
+            for (out, ((maximum, sum), weights)) in out.chunks_exact_mut(head_dim).zip(state) {
+                let correction = soften(weights, maximum, sum);
+                for value in out.iter_mut() {
+                    *value *= correction;
+                }
+            }
+            for segment in walk.segments(first) {
+                let values = &walk.cache.values(walk.layer, walk.head, segment.block)[segment.slot * head_dim..];
+                for (out, weights) in out.chunks_exact_mut(head_dim).zip(&weights) {
+                    add_values(&weights[segment.tile..segment.tile + segment.len], values, out);
+                }
+            }
+        }
+        for (out, sum) in out.chunks_exact_mut(head_dim).zip(sums) {
+            for value in out.iter_mut() {
+                *value /= sum;
+            }
+        }
+    }
+}
+
+/// `scores[t] = scale * sum_d query[d] keys[d, t]`.
+#[inline(always)]
+fn score(query: &[f32], keys: &[f32], stride: usize, scale: f32, scores: &mut [f32]) {
+    let (chunks, tail) = scores.as_chunks_mut::<WIDTH>();
+    let full = chunks.len() * WIDTH;
+    for (chunk, scores) in chunks.iter_mut().enumerate() {
+        *scores = score_chunk(query, &keys[chunk * WIDTH..], stride, scale);
+    }
+    for (offset, score) in tail.iter_mut().enumerate() {
+        let [value] = score_chunk(query, &keys[full + offset..], stride, scale);
+        *score = value;
+    }
+}
+
+/// The scores of `N` positions. The same chain of operations for each, whatever `N` is.
+#[inline(always)]
+fn score_chunk<const N: usize>(query: &[f32], keys: &[f32], stride: usize, scale: f32) -> [f32; N] {
+    // Four variables, so that each stays in registers.
+    let (mut a, mut b, mut c, mut d) = ([0.0; N], [0.0; N], [0.0; N], [0.0; N]);
+    let (quads, rest) = query.as_chunks::<CHAINS>();
+    let mut at = 0;
+    for quad in quads {
+        add_product(&mut a, quad[0], &keys[at..at + N]);
+        add_product(&mut b, quad[1], &keys[at + stride..at + stride + N]);
+        add_product(&mut c, quad[2], &keys[at + 2 * stride..at + 2 * stride + N]);
+        add_product(&mut d, quad[3], &keys[at + 3 * stride..at + 3 * stride + N]);
+        at += CHAINS * stride;
+    }
+    for (sum, element) in [&mut a, &mut b, &mut c].into_iter().zip(rest) {
+        add_product(sum, *element, &keys[at..at + N]);
+        at += stride;
+    }
+    std::array::from_fn(|t| ((a[t] + b[t]) + (c[t] + d[t])) * scale)
+}
+
+/// `sums[t] += factor * row[t]`.
+#[inline(always)]
+fn add_product<const N: usize>(sums: &mut [f32; N], factor: f32, row: &[f32]) {
+    for (sum, value) in sums.iter_mut().zip(row) {
+        *sum += factor * value;
+    }
+}
+
+/// Turns a tile's scores into weights relative to the new maximum, adds them to the running sum
+/// and returns what everything before the tile must be multiplied by. Scores that the row may not
+/// see are negative infinity and become zero.
+#[inline(always)]
+fn soften(scores: &mut [f32; TILE], maximum: &mut f32, sum: &mut f32) -> f32 {
+    let (chunks, _) = scores.as_chunks_mut::<LANES>();
+    let mut lanes = [*maximum; LANES];
+    for chunk in &*chunks {
+        for (lane, &score) in lanes.iter_mut().zip(chunk) {
+            *lane = if score > *lane { score } else { *lane };
+        }
+    }
+    let new = lanes.into_iter().fold(*maximum, |a, b| if b > a { b } else { a });
+    let mut lanes = [0.0; LANES];
+    for chunk in chunks {
+        for (lane, score) in lanes.iter_mut().zip(chunk) {
+            *score = exp(*score - new);
+            *lane += *score;
+        }
+    }
+    let correction = exp(*maximum - new);
+    *sum = *sum * correction + reduce(lanes);
+    *maximum = new;
+    correction
+}
+
+/// `out[d] += sum_t weights[t] values[t, d]`, in ascending `t`.
+#[inline(always)]
+fn add_values(weights: &[f32], values: &[f32], out: &mut [f32]) {
+    let head_dim = out.len();
+    let (chunks, tail) = out.as_chunks_mut::<{ 2 * LANES }>();
+    let full = chunks.len() * 2 * LANES;
+    for (chunk, out) in chunks.iter_mut().enumerate() {
+        let mut sums = *out;
+        for (weight, row) in weights.iter().zip(values[chunk * 2 * LANES..].chunks(head_dim)) {
+            add_product(&mut sums, *weight, &row[..2 * LANES]);
+        }
+        *out = sums;
+    }
+    for (offset, out) in tail.iter_mut().enumerate() {
+        for (weight, value) in weights.iter().zip(values[full + offset..].iter().step_by(head_dim)) {
+            *out += weight * value;
+        }
+    }
+}

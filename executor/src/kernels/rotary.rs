@@ -1,0 +1,105 @@
+//! Rotary position embedding, and the entry of keys and values into the cache.
+
+use super::simd::versioned;
+use super::{AttentionDims, KvCache, TokenRows, check};
+use crate::error::{ExecutorError, Result};
+
+/// The angles per position of the pairs of a head, in radians: `theta^(-2 i / head_dim)` for
+/// `i < head_dim / 2` (Su et al. 2021).
+pub fn rotary_frequencies(theta: f64, head_dim: usize) -> Vec<f64> {
+    (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect()
+}
+
+/// Sines and cosines of all positions up to a limit, computed once per model.
+#[derive(Clone, Debug)]
+pub struct RotaryTable {
+    pairs: usize,
+    positions: usize,
+    /// Per position: the cosines of all pairs, then their sines.
+    table: Vec<f32>,
+}
+
+impl RotaryTable {
+    /// The table for positions below `positions`, from the angles per position (see
+    /// [`rotary_frequencies`]; models with a longer context scale them first). Takes
+    /// `8 positions frequencies` bytes.
+    pub fn new(frequencies: &[f64], positions: usize) -> Self {
+        let mut table = Vec::with_capacity(2 * positions * frequencies.len());
+        for position in 0..positions {
+            let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
+            table.extend(angles.clone().map(|angle| angle.cos() as f32));
+            table.extend(angles.map(|angle| angle.sin() as f32));
+        }
+        Self { pairs: frequencies.len(), positions, table }
+    }
+
+    /// Positions below this have an entry.
+    pub const fn positions(&self) -> usize {
+        self.positions
+    }
+
+    fn at(&self, position: usize) -> (&[f32], &[f32]) {
+        self.table[2 * position * self.pairs..2 * (position + 1) * self.pairs].split_at(self.pairs)
+    }
+}
+
+/// Rotates the queries and keys of `qkv` by their positions, in place, and writes keys and values
+/// of `layer` into the cache.
+///
+/// A row of `qkv[rows, (heads + 2 kv_heads) head_dim]` holds the query heads, the key heads, then
+/// the value heads. Element `i` of the first half of a head is rotated with element `i` of the
+/// second half, as Llama's checkpoints have it. All rows are stored before [`attention`] reads
+/// any: rows of one sequence in one batch see each other.
+///
+/// [`attention`]: super::attention
+///
+/// # Errors
+/// When a length does not fit, a position has no block or no entry in the table, or the cache has
+/// another layout. Nothing is written then.
+pub fn rotate_and_store(
+    qkv: &mut [f32],
+    rows: TokenRows<'_>,
+    dims: AttentionDims,
+    table: &RotaryTable,
+    layer: usize,
+    cache: &mut KvCache<'_>,
+) -> Result<()> {
+    const KERNEL: &str = "rotate_and_store";
+    dims.validate(KERNEL, layer, cache)?;
+    rows.validate(KERNEL, cache)?;
+    check(KERNEL, "qkv", qkv.len(), rows.len().saturating_mul(dims.qkv_width()))?;
+    if table.pairs * 2 != dims.head_dim {
+        return Err(ExecutorError::Dimension {
+            kernel: KERNEL,
+            dimension: "head_dim",
+            value: dims.head_dim,
+            requirement: "twice the frequencies of the rotary table",
+        });
+    }
+    super::check_indices(KERNEL, "positions", rows.positions, table.positions)?;
+    let block_tokens = cache.layout().block_tokens;
+    for (row, qkv) in qkv.chunks_exact_mut(dims.qkv_width()).enumerate() {
+        let position = rows.positions[row] as usize;
+        let (cosines, sines) = table.at(position);
+        let (rotated, values) = qkv.split_at_mut((dims.heads + dims.kv_heads) * dims.head_dim);
+        rotate(rotated, cosines, sines);
+        let keys = &rotated[dims.heads * dims.head_dim..];
+        let (block, slot) = (rows.table(row)[position / block_tokens], position % block_tokens);
+        let heads = keys.chunks_exact(dims.head_dim).zip(values.chunks_exact(dims.head_dim));
+        for (head, (key, value)) in heads.enumerate() {
+            cache.store(layer, head, block, slot, key, value);
+        }
+    }
+    Ok(())
+}
+
+versioned! {
+    fn rotate(heads: &mut [f32], cosines: &[f32], sines: &[f32]) {
+        for head in heads.chunks_exact_mut(2 * cosines.len()) {
+            let (first, second) = head.split_at_mut(cosines.len());
+            for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cosines).zip(sines) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+            }
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! From a plan to commands: what is stale is dropped, what remains is reserved.
+
+use std::sync::Arc;
+
+use crate::apply::refuse_placement;
+use crate::delta::{Effect, Intent};
+use crate::error::GmgError;
+use crate::gmg::Gmg;
+use crate::id::{JobId, LaneId};
+use crate::job::{JobSpec, StoredState};
+use crate::plan::{Accepted, Action, Command, Dropped, Launch, Plan, Rank, Work};
+use crate::view::GmgView;
+
+pub(crate) fn accept(gmg: &mut Gmg, plan: Plan) -> Accepted {
+    let mut accepted = Accepted::default();
+    for (index, action) in plan.actions.into_iter().enumerate() {
+        if let Err(reason) = carry_out(gmg, action, &mut accepted) {
+            accepted.dropped.push(Dropped { index, reason });
+        }
+    }
+    accepted
+}
+
+fn carry_out(gmg: &mut Gmg, action: Action, accepted: &mut Accepted) -> Result<(), GmgError> {
+    match action {
+        Action::FormBatch { .. } => Err(GmgError::NotMaterialized("forming a batch")),
+        Action::EvictSequences { .. } => Err(GmgError::NotMaterialized("evicting sequences")),
+        Action::Run { work: Work::New(spec), lane, rank } => run_new(gmg, *spec, lane, rank, accepted),
+        Action::Run { work: Work::Existing { job, ops }, lane, rank } => {
+            accepted.applied.push(gmg.apply(Intent::Dispatch { job, ops: ops.clone(), lane, rank })?);
+            launch(gmg, job, ops, lane, rank, accepted)
+        }
+        Action::Recall { job, fate } => {
+            let lane = lane_of(gmg, job)?;
+            accepted.commands.push(Command::Recall { job, lane, fate });
+            Ok(())
+        }
+        Action::Cancel { job } => {
+            accepted.applied.push(gmg.apply(Intent::Cancel { job })?);
+            accepted.applied.push(gmg.apply(Intent::Retire { job })?);
+            Ok(())
+        }
+        Action::Prefetch { model, device, source } => {
+            accepted.applied.push(gmg.apply(Intent::LoadWeights { model, device, source })?);
+            if let Some(region) = gmg.state().memory(device).and_then(|memory| memory.weight_region(model)) {
+                accepted.commands.push(Command::Prefetch { model, device, source, region });
+            }
+            Ok(())
+        }
+        Action::EvictWeights { model, device } => {
+            accepted.applied.push(gmg.apply(Intent::EvictWeights { model, device })?);
+            accepted.commands.push(Command::EvictWeights { model, device });
+            Ok(())
+        }
+        Action::ReleaseKv { request, device } => {
+            accepted.applied.push(gmg.apply(Intent::ReleaseKv { request, device })?);
+            Ok(())
+        }
+        Action::Reject { request, .. } => {
+            accepted.applied.push(gmg.apply(Intent::Reject { request })?);
+            Ok(())
+        }
+    }
+}
+
+/// Everything that could refuse the dispatch is checked before the job is entered, so a refused
+/// action leaves no job behind.
+fn run_new(
+    gmg: &mut Gmg,
+    spec: JobSpec,
+    lane: LaneId,
+    rank: Rank,
+    accepted: &mut Accepted,
+) -> Result<(), GmgError> {
+    refuse_placement(gmg.state(), &spec, lane)?;
+    let unfinished = |job: &&JobId| gmg.state().job(**job).is_some_and(|job| !job.segments.all_done());
+    let waits_for = spec.after.iter().filter(unfinished).count() as u32;
+    if waits_for > 0 {
+        return Err(GmgError::NotReady { job: gmg.state().next_job(), count: waits_for });
+    }
+    let submitted = gmg.apply(Intent::SubmitJob(Arc::new(spec)))?;
+    let Effect::Job(job) = submitted.effect else { return Ok(()) };
+    accepted.applied.push(submitted);
+    let ops = 0..gmg.state().job(job).map_or(0, |job| job.op_count());
+    accepted.applied.push(gmg.apply(Intent::Dispatch { job, ops: ops.clone(), lane, rank })?);
+    launch(gmg, job, ops, lane, rank, accepted)
+}
+
+fn launch(
+    gmg: &Gmg,
+    id: JobId,
+    ops: std::ops::Range<u32>,
+    lane: LaneId,
+    rank: Rank,
+    accepted: &mut Accepted,
+) -> Result<(), GmgError> {
+    let job = gmg.state().job(id).ok_or(GmgError::NoSuchJob(id))?;
+    let (_, arena) = job.arena.ok_or(GmgError::NotDispatched(id))?;
+    let (spec, template) = (job.spec.clone(), job.template.clone());
+    accepted.commands.push(Command::Launch(Launch { job: id, spec, template, ops, lane, rank, arena }));
+    Ok(())
+}
+
+fn lane_of(gmg: &Gmg, id: JobId) -> Result<LaneId, GmgError> {
+    let job = gmg.state().job(id).ok_or(GmgError::NoSuchJob(id))?;
+    job.segments
+        .iter()
+        .find(|segment| matches!(segment.state, StoredState::Dispatched | StoredState::Running))
+        .and_then(|segment| segment.lane)
+        .ok_or(GmgError::NotDispatched(id))
+}

@@ -1,0 +1,397 @@
+//! Intents: checked in full, then carried out.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::apply::free_activations;
+use crate::delta::{Effect, Intent, NewRequest};
+use crate::error::GmgError;
+use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId};
+use crate::job::{Job, JobSpec, Segments, StoredState};
+use crate::memory::{DeviceLayout, DeviceMemory, WeightState};
+use crate::plan::{Rank, Source};
+use crate::request::{Request, RequestState};
+use crate::state::Store;
+use crate::tenant::{Container, Model, Tenant};
+use crate::units::Bytes;
+use crate::view::LaneEntry;
+
+/// Carries out `intent`, or refuses it and leaves the store as it was.
+pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect, GmgError> {
+    match intent {
+        Intent::LayOut { device, layout } => lay_out(store, *device, *layout),
+        Intent::AddTenant(tenant) => add_tenant(store, tenant),
+        Intent::AddModel { tenant, model, container } => add_model(store, *tenant, model, container),
+        Intent::Submit(request) => submit(store, request),
+        Intent::SubmitJob(spec) => submit_job(store, spec),
+        Intent::Dispatch { job, ops, lane, rank } => dispatch(store, *job, ops.clone(), *lane, *rank),
+        Intent::Cancel { job } => cancel(store, *job),
+        Intent::Retire { job } => retire(store, *job),
+        Intent::RetireRequest { request } => retire_request(store, *request),
+        Intent::Reject { request } => reject(store, *request),
+        Intent::ReleaseKv { request, device } => release_kv(store, *request, *device),
+        Intent::LoadWeights { model, device, source } => load_weights(store, *model, *device, *source),
+        Intent::EvictWeights { model, device } => evict_weights(store, *model, *device),
+        Intent::ReserveExternal { device, bytes } => {
+            memory(store, *device)?.reserve_external(*bytes);
+            Ok(Effect::None)
+        }
+        Intent::ReleaseExternal { device, bytes } => {
+            memory(store, *device)?.release_external(*bytes);
+            Ok(Effect::None)
+        }
+        Intent::ReturnDevice { device } => {
+            memory(store, *device)?;
+            store.statics_mut().lost[device.index()] = false;
+            Ok(Effect::None)
+        }
+    }
+}
+
+fn memory<S: Store>(store: &mut S, device: DeviceId) -> Result<&mut DeviceMemory, GmgError> {
+    let devices = store.statics().lost.len();
+    store.memory_mut(device).ok_or(GmgError::NoSuchDevice(device, devices))
+}
+
+fn usable_device<S: Store>(store: &S, device: DeviceId) -> Result<&DeviceMemory, GmgError> {
+    let memory = store.memory(device).ok_or(GmgError::NoSuchDevice(device, store.statics().lost.len()))?;
+    if store.is_lost(device) {
+        return Err(GmgError::DeviceLost(device));
+    }
+    Ok(memory)
+}
+
+fn lay_out<S: Store>(store: &mut S, device: DeviceId, layout: DeviceLayout) -> Result<Effect, GmgError> {
+    let used = usable_device(store, device)?.ledger().total();
+    if !used.is_zero() {
+        return Err(GmgError::DeviceInUse(device, used));
+    }
+    let capacity = store.cluster().devices()[device.index()].spec.memory;
+    let wanted = layout.kv_offset();
+    if wanted > layout.usable || layout.usable > capacity {
+        return Err(GmgError::LayoutTooLarge { device, wanted, usable: layout.usable, memory: capacity });
+    }
+    *memory(store, device)? = DeviceMemory::new(layout);
+    Ok(Effect::None)
+}
+
+fn add_tenant<S: Store>(store: &mut S, tenant: &Arc<Tenant>) -> Result<Effect, GmgError> {
+    if store.tenants().iter().any(|other| other.name == tenant.name) {
+        return Err(GmgError::DuplicateTenant(tenant.name.clone()));
+    }
+    let id = TenantId(store.tenants().len() as u32);
+    store.statics_mut().tenants.push(tenant.clone());
+    Ok(Effect::Tenant(id))
+}
+
+fn add_model<S: Store>(
+    store: &mut S,
+    tenant: TenantId,
+    model: &Arc<Model>,
+    container: &Arc<Container>,
+) -> Result<Effect, GmgError> {
+    let name = store.tenant(tenant).ok_or(GmgError::NoSuchTenant(tenant))?.name.clone();
+    if container.devices.is_empty() {
+        return Err(GmgError::EmptyContainer(name));
+    }
+    for &device in &container.devices {
+        let memory = usable_device(store, device)?;
+        if let Some(container) = store.container_of(device) {
+            return Err(GmgError::DeviceTaken { device, container });
+        }
+        if memory.weight_slots().largest_gap() < model.weights {
+            return Err(GmgError::ModelDoesNotFit {
+                tenant: name,
+                model: model.name.clone(),
+                weights: model.weights,
+                device,
+                available: memory.weight_slots().largest_gap(),
+                total: memory.layout().weights,
+            });
+        }
+    }
+    let (model_id, container_id) =
+        (ModelId(store.models().len() as u32), ContainerId(store.containers().len() as u32));
+    for &device in &container.devices {
+        memory(store, device)?.reserve_weights(model_id, model.weights, WeightState::Resident);
+    }
+    let statics = store.statics_mut();
+    statics.models.push(Arc::new(Model { tenant, ..Model::clone(model) }));
+    statics.containers.push(Arc::new(Container { tenant, ..Container::clone(container) }));
+    for &device in &container.devices {
+        statics.container_of[device.index()] = Some(container_id);
+    }
+    Ok(Effect::Model(model_id, container_id))
+}
+
+fn submit<S: Store>(store: &mut S, request: &NewRequest) -> Result<Effect, GmgError> {
+    let tenant = store.tenant(request.tenant).ok_or(GmgError::NoSuchTenant(request.tenant))?;
+    let slo = tenant.slo;
+    let id = store.insert_request(Request {
+        tenant: request.tenant,
+        arrival: request.arrival,
+        prompt: request.prompt,
+        max_output: request.max_output,
+        state: RequestState::Waiting,
+        device: None,
+        produced: 0,
+        slo,
+    });
+    Ok(Effect::Request(id))
+}
+
+fn submit_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>) -> Result<Effect, GmgError> {
+    let template = store.model(spec.model).ok_or(GmgError::NoSuchModel(spec.model))?.template.clone();
+    template.check_binding(&spec.binding)?;
+    let unfinished: SmallVec<[JobId; 2]> = spec
+        .after
+        .iter()
+        .copied()
+        .filter(|&job| store.job(job).is_some_and(|job| !job.segments.all_done()))
+        .collect();
+    let segments = Segments::pending(template.op_count() as u32);
+    let id = store.insert_job(Job {
+        spec: spec.clone(),
+        template,
+        segments,
+        arena: None,
+        waiting_for: unfinished.len() as u32,
+        dependents: SmallVec::new(),
+    });
+    for job in unfinished {
+        if let Some(job) = store.job_mut(job) {
+            job.dependents.push(id);
+        }
+    }
+    Ok(Effect::Job(id))
+}
+
+/// Why a job of `spec` that holds nothing yet cannot be placed on `lane`.
+pub(crate) fn refuse_placement<S: Store>(store: &S, spec: &JobSpec, lane: LaneId) -> Result<(), GmgError> {
+    let model = store.model(spec.model).ok_or(GmgError::NoSuchModel(spec.model))?;
+    store.lane(lane).ok_or(GmgError::NoSuchLane(lane))?;
+    let device = lane.device;
+    let memory = usable_device(store, device)?;
+    refuse_weights(memory, spec.model, model, device)?;
+    let wanted = model.template.activation_bytes(&spec.binding);
+    let available = memory.arena().largest_gap();
+    if wanted > available {
+        return Err(GmgError::NoMemory { device, what: "activations", wanted, available });
+    }
+    let wanted = spec.new_blocks();
+    if wanted > u64::from(memory.kv().free_blocks()) {
+        let block = memory.layout().kv_block;
+        let available = block.times(u64::from(memory.kv().free_blocks()));
+        return Err(GmgError::NoMemory { device, what: "KV blocks", wanted: block.times(wanted), available });
+    }
+    for growth in &spec.growth {
+        let request = growth.request;
+        let found = store.request(request).filter(|found| !found.state.is_final());
+        let found = found.ok_or(GmgError::NoSuchRequest(request))?;
+        if let Some(on) = found.device.filter(|&on| on != device) {
+            return Err(GmgError::SequenceElsewhere { request, on, to: device });
+        }
+    }
+    Ok(())
+}
+
+fn refuse_weights(memory: &DeviceMemory, id: ModelId, model: &Model, device: DeviceId) -> Result<(), GmgError> {
+    let resident = model.weights.is_zero() || memory.weight_state(id) == Some(WeightState::Resident);
+    if resident { Ok(()) } else { Err(GmgError::WeightsAbsent { model: id, device }) }
+}
+
+fn dispatch<S: Store>(
+    store: &mut S,
+    id: JobId,
+    ops: Range<u32>,
+    lane: LaneId,
+    rank: Rank,
+) -> Result<Effect, GmgError> {
+    let job = store.job(id).ok_or(GmgError::NoSuchJob(id))?;
+    let count = job.op_count();
+    if ops.start >= ops.end || ops.end > count {
+        return Err(GmgError::NoSuchOps { job: id, ops, count });
+    }
+    if job.waiting_for > 0 {
+        return Err(GmgError::NotReady { job: id, count: job.waiting_for });
+    }
+    if !job.segments.all(ops.clone(), |segment| segment.state == StoredState::Pending) {
+        return Err(GmgError::NotPending { job: id, ops });
+    }
+    let in_order = job.segments.all(0..ops.start, |segment| match segment.state {
+        StoredState::Done => true,
+        StoredState::Dispatched | StoredState::Running => segment.lane == Some(lane),
+        _ => false,
+    });
+    if !in_order {
+        return Err(GmgError::OutOfOrder { job: id, op: ops.start, lane });
+    }
+    match job.arena {
+        Some((on, _)) if on != lane.device => {
+            return Err(GmgError::ActivationsElsewhere { job: id, on, to: lane.device });
+        }
+        Some(_) => {
+            store.lane(lane).ok_or(GmgError::NoSuchLane(lane))?;
+            let memory = usable_device(store, lane.device)?;
+            if let Some(model) = store.model(job.spec.model) {
+                refuse_weights(memory, job.spec.model, model, lane.device)?;
+            }
+        }
+        None => {
+            refuse_placement(store, &job.spec, lane)?;
+            let spec = job.spec.clone();
+            let bytes = job.template.activation_bytes(&spec.binding);
+            reserve(store, id, &spec, bytes, lane.device);
+        }
+    }
+    if let Some(job) = store.job_mut(id) {
+        job.segments.update(ops.clone(), |segment| {
+            segment.state = StoredState::Dispatched;
+            segment.lane = Some(lane);
+        });
+    }
+    if let Some(lane) = store.lane_mut(lane) {
+        lane.push(LaneEntry { job: id, ops, rank });
+    }
+    Ok(Effect::None)
+}
+
+/// Reserves what [`refuse_placement`] found to fit.
+fn reserve<S: Store>(store: &mut S, id: JobId, spec: &JobSpec, activations: Bytes, device: DeviceId) {
+    let tenant = store.model(spec.model).map_or(TenantId(0), |model| model.tenant);
+    let mut region = None;
+    if let Some(memory) = store.memory_mut(device) {
+        region = memory.reserve_arena(activations);
+        for growth in &spec.growth {
+            memory.grow_kv(growth.request, tenant, growth.blocks);
+        }
+    }
+    for growth in &spec.growth {
+        if let Some(request) = store.request_mut(growth.request) {
+            request.state = RequestState::Running;
+            request.device = Some(device);
+        }
+    }
+    if let Some(job) = store.job_mut(id) {
+        job.arena = region.map(|region| (device, region));
+    }
+}
+
+fn cancel<S: Store>(store: &mut S, id: JobId) -> Result<Effect, GmgError> {
+    let job = store.job_mut(id).ok_or(GmgError::NoSuchJob(id))?;
+    let count = job.op_count();
+    job.segments.update(0..count, |segment| {
+        if segment.state.may_become(StoredState::Cancelled) && segment.state != StoredState::Dispatched {
+            segment.state = StoredState::Cancelled;
+        }
+    });
+    if !job.segments.iter().any(|s| matches!(s.state, StoredState::Dispatched | StoredState::Running)) {
+        free_activations(store, id);
+    }
+    Ok(Effect::None)
+}
+
+fn retire<S: Store>(store: &mut S, id: JobId) -> Result<Effect, GmgError> {
+    let job = store.job(id).ok_or(GmgError::NoSuchJob(id))?;
+    let live = |state| matches!(state, StoredState::Pending | StoredState::Dispatched | StoredState::Running);
+    if job.segments.iter().any(|segment| live(segment.state)) {
+        return Err(GmgError::NotFinished(id));
+    }
+    free_activations(store, id);
+    store.remove_job(id);
+    Ok(Effect::None)
+}
+
+fn refuse_request_in_use<S: Store>(store: &S, request: RequestId, device: DeviceId) -> Result<(), GmgError> {
+    let lanes = store.cluster().devices().get(device.index()).map_or(0, |device| device.spec.lanes);
+    for index in 0..lanes {
+        let Some(lane) = store.lane(LaneId::new(device, index)) else { continue };
+        for entry in lane.queue() {
+            let uses = store.job(entry.job).is_some_and(|job| job.spec.rows.iter().any(|row| row.request == request));
+            if uses {
+                return Err(GmgError::RequestInUse { request, job: entry.job });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn retire_request<S: Store>(store: &mut S, id: RequestId) -> Result<Effect, GmgError> {
+    let device = store.request(id).ok_or(GmgError::NoSuchRequest(id))?.device;
+    if let Some(device) = device {
+        refuse_request_in_use(store, id, device)?;
+        if let Some(memory) = store.memory_mut(device) {
+            memory.release_kv(id);
+        }
+    }
+    store.remove_request(id);
+    Ok(Effect::None)
+}
+
+fn reject<S: Store>(store: &mut S, id: RequestId) -> Result<Effect, GmgError> {
+    match store.request_mut(id) {
+        Some(request) if request.state == RequestState::Waiting => {
+            request.state = RequestState::Rejected;
+            Ok(Effect::None)
+        }
+        _ => Err(GmgError::NoSuchRequest(id)),
+    }
+}
+
+fn release_kv<S: Store>(store: &mut S, id: RequestId, device: DeviceId) -> Result<Effect, GmgError> {
+    let request = store.request(id).filter(|request| !request.state.is_final());
+    let request = request.ok_or(GmgError::NoSuchRequest(id))?;
+    if let Some(on) = request.device.filter(|&on| on != device) {
+        return Err(GmgError::SequenceElsewhere { request: id, on, to: device });
+    }
+    refuse_request_in_use(store, id, device)?;
+    memory(store, device)?.release_kv(id);
+    if let Some(request) = store.request_mut(id) {
+        request.state = RequestState::Waiting;
+        request.device = None;
+    }
+    Ok(Effect::None)
+}
+
+fn load_weights<S: Store>(
+    store: &mut S,
+    id: ModelId,
+    device: DeviceId,
+    source: Source,
+) -> Result<Effect, GmgError> {
+    let bytes = store.model(id).ok_or(GmgError::NoSuchModel(id))?.weights;
+    let target = usable_device(store, device)?;
+    if target.weight_state(id).is_some() {
+        return Err(GmgError::WeightsPresent { model: id, device });
+    }
+    let available = target.weight_slots().largest_gap();
+    if available < bytes {
+        return Err(GmgError::NoMemory { device, what: "weights", wanted: bytes, available });
+    }
+    if let Source::Device(from) = source
+        && (!store.is_resident(id, from) || store.is_lost(from))
+    {
+        return Err(GmgError::NoSource(source, id));
+    }
+    memory(store, device)?.reserve_weights(id, bytes, WeightState::Loading);
+    Ok(Effect::None)
+}
+
+fn evict_weights<S: Store>(store: &mut S, id: ModelId, device: DeviceId) -> Result<Effect, GmgError> {
+    let target = usable_device(store, device)?;
+    if target.weight_state(id) != Some(WeightState::Resident) {
+        return Err(GmgError::WeightsAbsent { model: id, device });
+    }
+    let lanes = store.cluster().devices()[device.index()].spec.lanes;
+    for index in 0..lanes {
+        let Some(lane) = store.lane(LaneId::new(device, index)) else { continue };
+        let user = lane.queue().iter().find(|entry| store.job(entry.job).is_some_and(|job| job.spec.model == id));
+        if let Some(user) = user {
+            return Err(GmgError::WeightsInUse { model: id, device, job: user.job });
+        }
+    }
+    memory(store, device)?.release_weights(id);
+    Ok(Effect::None)
+}

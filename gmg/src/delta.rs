@@ -1,0 +1,212 @@
+//! Every change of the graph.
+//!
+//! An *intent* is somebody's wish: it is checked, and refused with a typed error that leaves the
+//! graph as it was. An *observation* is what happened: it is always absorbed, and one that
+//! contradicts the graph is reported as a [`Divergence`].
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, Version};
+use crate::job::JobSpec;
+use crate::memory::DeviceLayout;
+use crate::plan::{Event, Rank, Source};
+use crate::tenant::{Container, Model, Tenant};
+use crate::units::{Bytes, Nanos};
+
+/// A request that is to be entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewRequest {
+    /// Who asks.
+    pub tenant: TenantId,
+    /// When it arrived.
+    pub arrival: Nanos,
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// The most tokens that may be produced.
+    pub max_output: u32,
+}
+
+/// A wish.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Intent {
+    /// Divide the memory of a device. Only before anything is reserved on it.
+    LayOut {
+        /// The device.
+        device: DeviceId,
+        /// How.
+        layout: DeviceLayout,
+    },
+    /// Enter a tenant.
+    AddTenant(Arc<Tenant>),
+    /// Enter a model of a tenant and the container that holds it, weights resident.
+    AddModel {
+        /// The tenant.
+        tenant: TenantId,
+        /// The model.
+        model: Arc<Model>,
+        /// Its devices.
+        container: Arc<Container>,
+    },
+    /// Enter a request.
+    Submit(NewRequest),
+    /// Enter a job.
+    SubmitJob(Arc<JobSpec>),
+    /// Hand pending operators to a lane. The first dispatch of a job reserves its activations and
+    /// the KV blocks of [`JobSpec::growth`].
+    Dispatch {
+        /// The job.
+        job: JobId,
+        /// Which operators.
+        ops: Range<u32>,
+        /// Where.
+        lane: LaneId,
+        /// With what right of way.
+        rank: Rank,
+    },
+    /// Cancel every operator of a job that is not on a lane, and free its activations.
+    Cancel {
+        /// The job.
+        job: JobId,
+    },
+    /// Remove a job none of whose operators is on a lane.
+    Retire {
+        /// The job.
+        job: JobId,
+    },
+    /// Remove a request and free what it holds.
+    RetireRequest {
+        /// The request.
+        request: RequestId,
+    },
+    /// Refuse a request that holds nothing.
+    Reject {
+        /// The request.
+        request: RequestId,
+    },
+    /// Free the KV sequence of a request, which goes back to waiting.
+    ReleaseKv {
+        /// The request.
+        request: RequestId,
+        /// Where the sequence lies.
+        device: DeviceId,
+    },
+    /// Reserve a slot for weights that are about to be copied.
+    LoadWeights {
+        /// The model.
+        model: ModelId,
+        /// Where to.
+        device: DeviceId,
+        /// Where from.
+        source: Source,
+    },
+    /// Free the weights of a model on a device.
+    EvictWeights {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+    },
+    /// Count bytes of the host on a device.
+    ReserveExternal {
+        /// Where.
+        device: DeviceId,
+        /// How many.
+        bytes: Bytes,
+    },
+    /// Bytes of the host are gone.
+    ReleaseExternal {
+        /// Where.
+        device: DeviceId,
+        /// How many.
+        bytes: Bytes,
+    },
+    /// A lost device is back, empty.
+    ReturnDevice {
+        /// The device.
+        device: DeviceId,
+    },
+}
+
+/// A change.
+#[derive(Clone, Debug)]
+pub enum Delta {
+    /// A wish.
+    Intent(Intent),
+    /// What happened.
+    Observed(Event),
+}
+
+impl From<Intent> for Delta {
+    fn from(intent: Intent) -> Self {
+        Self::Intent(intent)
+    }
+}
+
+impl From<Event> for Delta {
+    fn from(event: Event) -> Self {
+        Self::Observed(event)
+    }
+}
+
+/// What a delta did beyond what it says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing more.
+    None,
+    /// A tenant was entered.
+    Tenant(TenantId),
+    /// A model and its container were entered.
+    Model(ModelId, ContainerId),
+    /// A request was entered.
+    Request(RequestId),
+    /// A job was entered.
+    Job(JobId),
+    /// The observation contradicts the graph.
+    Diverged(Divergence),
+}
+
+/// An observation that the graph did not expect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Divergence {
+    /// It is about a job that does not exist.
+    #[error("{0} was reported, but does not exist")]
+    UnknownJob(JobId),
+    /// It is about operators in another state.
+    #[error("operators {}..{} of {job} were reported {what}, which they could not become", ops.start, ops.end)]
+    Unexpected {
+        /// The job.
+        job: JobId,
+        /// The operators.
+        ops: Range<u32>,
+        /// What was reported.
+        what: &'static str,
+    },
+    /// Weights arrived that nobody asked for.
+    #[error("weights of {model} arrived on {device}, where none were expected")]
+    UnexpectedWeights {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+    },
+    /// A request ended that does not exist or has ended.
+    #[error("{0} was reported as ended, but is not running")]
+    UnknownRequest(RequestId),
+    /// A device that does not exist.
+    #[error("{0} was reported lost, but does not exist")]
+    UnknownDevice(DeviceId),
+}
+
+/// A delta that was applied.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    /// The version that it made.
+    pub version: Version,
+    /// The delta.
+    pub delta: Delta,
+    /// What else it did.
+    pub effect: Effect,
+}

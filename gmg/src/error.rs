@@ -1,0 +1,203 @@
+//! Everything that can be wrong with what a caller asks for.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId};
+use crate::plan::Source;
+use crate::units::Bytes;
+
+/// Why the graph refused. It is then as if nothing had been asked.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GmgError {
+    /// The job is gone.
+    #[error("{0} does not exist (any more)")]
+    NoSuchJob(JobId),
+    /// The model is unknown.
+    #[error("{0} does not exist")]
+    NoSuchModel(ModelId),
+    /// The tenant is unknown.
+    #[error("{0} does not exist")]
+    NoSuchTenant(TenantId),
+    /// The request is gone or ended.
+    #[error("{0} does not exist or has ended")]
+    NoSuchRequest(RequestId),
+    /// The lane does not exist.
+    #[error("{0} does not exist")]
+    NoSuchLane(LaneId),
+    /// The device does not exist.
+    #[error("{0} does not exist, the cluster has {1}")]
+    NoSuchDevice(DeviceId, usize),
+    /// The device failed.
+    #[error("{0} is lost")]
+    DeviceLost(DeviceId),
+    /// A second tenant of the same name.
+    #[error("tenant {0:?} exists already; names are unique")]
+    DuplicateTenant(Arc<str>),
+    /// A container without devices.
+    #[error("the container of tenant {0:?} has no devices; it needs at least one")]
+    EmptyContainer(Arc<str>),
+    /// A device in two containers.
+    #[error("{device} belongs to {container} already; a device is in one container")]
+    DeviceTaken {
+        /// The device.
+        device: DeviceId,
+        /// Whose it is.
+        container: ContainerId,
+    },
+    /// A model that its container cannot hold.
+    #[error(
+        "tenant {tenant:?}: model {model} needs {weights} of weights on {device}, which has {available} for weights \
+         left in one piece, of {total} laid out for them"
+    )]
+    ModelDoesNotFit {
+        /// Whose model.
+        tenant: Arc<str>,
+        /// Its name.
+        model: Arc<str>,
+        /// Bytes of its weights.
+        weights: Bytes,
+        /// Where.
+        device: DeviceId,
+        /// What is left.
+        available: Bytes,
+        /// What the layout has for weights.
+        total: Bytes,
+    },
+    /// A layout for a device that is in use.
+    #[error("{0} has memory in use ({1}); lay it out before anything is reserved")]
+    DeviceInUse(DeviceId, Bytes),
+    /// A layout whose parts are larger than the device.
+    #[error("the layout of {device} needs {wanted} before KV blocks, {usable} are usable of {memory}")]
+    LayoutTooLarge {
+        /// The device.
+        device: DeviceId,
+        /// Weights, arena and staging.
+        wanted: Bytes,
+        /// What the layout calls usable.
+        usable: Bytes,
+        /// What the device has.
+        memory: Bytes,
+    },
+    /// The operators are not in a state from which they can be dispatched.
+    #[error("operators {}..{} of {job} are not all pending", ops.start, ops.end)]
+    NotPending {
+        /// The job.
+        job: JobId,
+        /// The operators asked for.
+        ops: Range<u32>,
+    },
+    /// The job does not have these operators.
+    #[error("operators {}..{} of {job} do not exist, it has {count}", ops.start, ops.end)]
+    NoSuchOps {
+        /// The job.
+        job: JobId,
+        /// The operators asked for.
+        ops: Range<u32>,
+        /// How many it has.
+        count: u32,
+    },
+    /// The job waits for others.
+    #[error("{job} waits for {count} other jobs")]
+    NotReady {
+        /// The job.
+        job: JobId,
+        /// How many.
+        count: u32,
+    },
+    /// The job is not dispatched, so it cannot be recalled.
+    #[error("{0} is not on a lane")]
+    NotDispatched(JobId),
+    /// The job has operators on a lane.
+    #[error("{0} has operators on a lane")]
+    StillDispatched(JobId),
+    /// A continued job must stay where its activations are.
+    #[error("{job} has activations on {on}, it cannot continue on {to}")]
+    ActivationsElsewhere {
+        /// The job.
+        job: JobId,
+        /// Where they are.
+        on: DeviceId,
+        /// Where it was to go.
+        to: DeviceId,
+    },
+    /// The model's weights are not there.
+    #[error("the weights of {model} are not on {device}")]
+    WeightsAbsent {
+        /// The model.
+        model: ModelId,
+        /// Where they are needed.
+        device: DeviceId,
+    },
+    /// The model's weights are there already, or on their way.
+    #[error("the weights of {model} are on {device} already")]
+    WeightsPresent {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+    },
+    /// The weights are in use by a dispatched job.
+    #[error("the weights of {model} on {device} are in use by {job}")]
+    WeightsInUse {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+        /// Who uses them.
+        job: JobId,
+    },
+    /// The source has no such weights.
+    #[error("{0:?} has no weights of {1} to copy")]
+    NoSource(Source, ModelId),
+    /// Not enough memory.
+    #[error("{device} has {available} of {what} left, {wanted} are wanted")]
+    NoMemory {
+        /// Where.
+        device: DeviceId,
+        /// Which part of the memory.
+        what: &'static str,
+        /// How much is needed.
+        wanted: Bytes,
+        /// How much there is, in one piece.
+        available: Bytes,
+    },
+    /// Batching has to carry the action out before the plan is accepted.
+    #[error("{0} is for batching to carry out before the plan is accepted")]
+    NotMaterialized(&'static str),
+    /// The request is part of a job on a lane.
+    #[error("{request} is part of {job}, which is on a lane")]
+    RequestInUse {
+        /// The request.
+        request: RequestId,
+        /// The job.
+        job: JobId,
+    },
+    /// The request's sequence lies on another device.
+    #[error("the sequence of {request} lies on {on}, not on {to}")]
+    SequenceElsewhere {
+        /// The request.
+        request: RequestId,
+        /// Where it lies.
+        on: DeviceId,
+        /// Where it was wanted.
+        to: DeviceId,
+    },
+    /// Earlier operators of the job are neither done nor queued on the same lane.
+    #[error("operators before {op} of {job} are neither done nor queued on {lane}")]
+    OutOfOrder {
+        /// The job.
+        job: JobId,
+        /// The first operator asked for.
+        op: u32,
+        /// Where.
+        lane: LaneId,
+    },
+    /// The job has operators that may still run.
+    #[error("{0} has operators that may still run; cancel it first")]
+    NotFinished(JobId),
+    /// The template and the dims of the job do not fit.
+    #[error("{0}")]
+    Graph(#[from] crate::graph::GraphError),
+}

@@ -1,0 +1,276 @@
+//! Building a graph.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::{GraphError, OpGraph, Role, Tensor, resolve, validate};
+use crate::dtype::DType;
+use crate::semantics::{OpKind, OpSemantics};
+use crate::shape::{Shape, Symbol, SymbolTable, TOKENS};
+
+/// A tensor of the graph that is being built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorRef(pub(super) u32);
+
+/// An operator of the graph that is being built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpRef(pub(super) u32);
+
+impl TensorRef {
+    pub(super) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl OpRef {
+    pub(super) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Collects tensors and operators; [`build`](Self::build) checks them all at once.
+///
+/// Operators may be added in any order within a segment; those outside blocks that are added before
+/// a block run before it, and those added after it run after it. Operators that share a KV cache
+/// run in the order in which they were added.
+#[derive(Debug)]
+pub struct OpGraphBuilder {
+    pub(super) name: Box<str>,
+    pub(super) symbols: SymbolTable,
+    pub(super) tensors: Vec<DraftTensor>,
+    pub(super) ops: Vec<DraftOp>,
+    pub(super) segments: Vec<Option<u32>>,
+    pub(super) blocks: Vec<DraftBlock>,
+    pub(super) controls: Vec<(OpRef, OpRef)>,
+    pub(super) semantics: HashMap<Arc<str>, Arc<dyn OpSemantics>>,
+    /// The first mistake that could not be represented.
+    failed: Option<GraphError>,
+    /// The block that is being declared.
+    scope: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct DraftTensor {
+    pub(super) definition: Definition,
+    pub(super) scope: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(super) enum Definition {
+    Declared(Tensor),
+    /// What a block takes at this position: from outside, or from the repetition before.
+    CarriedIn { block: u32, position: u32 },
+    /// What the last repetition of a block gives at this position.
+    CarriedOut { block: u32, position: u32 },
+}
+
+#[derive(Debug)]
+pub(super) struct DraftOp {
+    pub(super) name: Box<str>,
+    pub(super) kind: OpKind,
+    pub(super) inputs: SmallVec<[TensorRef; 3]>,
+    pub(super) outputs: SmallVec<[TensorRef; 1]>,
+    pub(super) segment: u32,
+    pub(super) scope: Option<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct DraftBlock {
+    pub(super) name: Box<str>,
+    pub(super) repeat: u32,
+    pub(super) taken: SmallVec<[TensorRef; 2]>,
+    pub(super) given: SmallVec<[TensorRef; 2]>,
+}
+
+impl OpGraphBuilder {
+    pub(super) fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            symbols: SymbolTable::new(),
+            tensors: Vec::new(),
+            ops: Vec::new(),
+            segments: Vec::new(),
+            blocks: Vec::new(),
+            controls: Vec::new(),
+            semantics: HashMap::new(),
+            failed: None,
+            scope: None,
+        }
+    }
+
+    /// The symbol called `name`, added to the graph if it is new.
+    pub fn symbol(&mut self, name: &str) -> Symbol {
+        self.symbols.intern(name).unwrap_or_else(|| {
+            let graph = self.name.to_string();
+            self.fail(GraphError::TooManySymbols { graph, symbol: name.to_owned(), most: Symbol::MAX });
+            TOKENS
+        })
+    }
+
+    /// Says what operators of the custom kind `name` mean.
+    pub fn semantics(&mut self, name: &str, semantics: Arc<dyn OpSemantics>) -> &mut Self {
+        self.semantics.insert(name.into(), semantics);
+        self
+    }
+
+    /// Declares a tensor.
+    pub fn tensor(&mut self, name: &str, dtype: DType, shape: impl Into<Shape>, role: Role) -> TensorRef {
+        let tensor = Tensor { name: name.into(), dtype, shape: shape.into(), role };
+        self.define(Definition::Declared(tensor))
+    }
+
+    /// Declares what the host provides when the job starts.
+    pub fn input(&mut self, name: &str, dtype: DType, shape: impl Into<Shape>) -> TensorRef {
+        self.tensor(name, dtype, shape, Role::Input)
+    }
+
+    /// Declares an intermediate result.
+    pub fn activation(&mut self, name: &str, dtype: DType, shape: impl Into<Shape>) -> TensorRef {
+        self.tensor(name, dtype, shape, Role::Activation)
+    }
+
+    /// Declares a weight; in a block, one per repetition.
+    pub fn weight(&mut self, name: &str, dtype: DType, shape: impl Into<Shape>) -> TensorRef {
+        self.tensor(name, dtype, shape, Role::Weight)
+    }
+
+    /// Declares a KV cache; in a block, one per repetition.
+    pub fn kv_cache(&mut self, name: &str, dtype: DType, shape: impl Into<Shape>) -> TensorRef {
+        self.tensor(name, dtype, shape, Role::KvCache)
+    }
+
+    /// Declares what the host receives when the job ends.
+    pub fn output(&mut self, name: &str, dtype: DType, shape: impl Into<Shape>) -> TensorRef {
+        self.tensor(name, dtype, shape, Role::Output)
+    }
+
+    /// Adds an operator.
+    pub fn op(&mut self, name: &str, kind: OpKind, inputs: &[TensorRef], outputs: &[TensorRef]) -> OpRef {
+        let continues = self.scope.is_some() || self.segments.last().is_some_and(Option::is_none);
+        if !continues {
+            self.segments.push(None);
+        }
+        let op = OpRef(self.ops.len() as u32);
+        self.ops.push(DraftOp {
+            name: name.into(),
+            kind,
+            inputs: inputs.into(),
+            outputs: outputs.into(),
+            segment: self.segments.len() as u32 - 1,
+            scope: self.scope,
+        });
+        op
+    }
+
+    /// Makes `after` wait for `before` without taking data from it. Within a block the two are of
+    /// the same repetition; from outside, an operator in a block stands for its last repetition
+    /// as `before` and for all of them as `after`.
+    pub fn control(&mut self, before: OpRef, after: OpRef) -> &mut Self {
+        self.controls.push((before, after));
+        self
+    }
+
+    /// Adds a block that is repeated `count` times.
+    ///
+    /// `body` declares one repetition. It receives the carried tensors: those given here in the
+    /// first repetition, and in the others what `body` returned for the repetition before. What is
+    /// returned here is the result of the last repetition. Tensors declared outside are the same
+    /// in all repetitions; those declared inside exist once per repetition.
+    pub fn repeat<const N: usize>(
+        &mut self,
+        name: &str,
+        count: u32,
+        carried: [TensorRef; N],
+        body: impl FnOnce(&mut Self, [TensorRef; N]) -> [TensorRef; N],
+    ) -> [TensorRef; N] {
+        if let Some(outer) = self.scope {
+            let outer = self.blocks[outer as usize].name.to_string();
+            self.fail(GraphError::NestedBlock { inner: name.to_owned(), outer });
+            return carried;
+        }
+        let block = self.blocks.len() as u32;
+        self.segments.push(Some(block));
+        self.blocks.push(DraftBlock {
+            name: name.into(),
+            repeat: count,
+            taken: carried.into_iter().collect(),
+            given: SmallVec::new(),
+        });
+        self.scope = Some(block);
+        let mut positions = 0..;
+        let taken = carried.map(|_| {
+            let position = positions.next().unwrap_or_default();
+            self.define(Definition::CarriedIn { block, position })
+        });
+        let given = body(self, taken);
+        self.scope = None;
+        self.blocks[block as usize].given = given.into_iter().collect();
+        let mut positions = 0..;
+        given.map(|_| {
+            let position = positions.next().unwrap_or_default();
+            self.define(Definition::CarriedOut { block, position })
+        })
+    }
+
+    /// Checks everything and makes the graph. O(n log n) in what is stored.
+    ///
+    /// # Errors
+    ///
+    /// The first of: a name given twice, a reference that leads nowhere or into a block, a block
+    /// that can not be repeated, a tensor that is never produced or never consumed or produced
+    /// twice, a cycle, operators that do not accept their inputs.
+    pub fn build(self) -> Result<OpGraph, GraphError> {
+        if let Some(failed) = self.failed {
+            return Err(failed);
+        }
+        let checked = validate::check(&self)?;
+        resolve::graph(self, &checked)
+    }
+
+    fn define(&mut self, definition: Definition) -> TensorRef {
+        let reference = TensorRef(self.tensors.len() as u32);
+        self.tensors.push(DraftTensor { definition, scope: self.scope });
+        reference
+    }
+
+    fn fail(&mut self, error: GraphError) {
+        self.failed.get_or_insert(error);
+    }
+
+    /// The type of a tensor, through what carries it. The references must have been checked.
+    pub(super) fn type_of(&self, reference: TensorRef) -> &Tensor {
+        let mut at = reference;
+        loop {
+            at = match self.tensors[at.index()].definition {
+                Definition::Declared(ref tensor) => return tensor,
+                Definition::CarriedIn { block, position } => self.blocks[block as usize].taken[position as usize],
+                Definition::CarriedOut { block, position } => self.blocks[block as usize].given[position as usize],
+            };
+        }
+    }
+
+    /// The name of an operator, with the block that it is in.
+    pub(super) fn op_name(&self, op: OpRef) -> String {
+        let draft = &self.ops[op.index()];
+        self.qualified(draft.scope, &draft.name)
+    }
+
+    /// The name of a tensor, with the block that it is in.
+    pub(super) fn tensor_name(&self, reference: TensorRef) -> String {
+        match &self.tensors[reference.index()].definition {
+            Definition::Declared(tensor) => self.qualified(self.tensors[reference.index()].scope, &tensor.name),
+            Definition::CarriedIn { block, position } | Definition::CarriedOut { block, position } => {
+                format!("{} (carried, position {position})", self.blocks[*block as usize].name)
+            }
+        }
+    }
+
+    fn qualified(&self, scope: Option<u32>, name: &str) -> String {
+        match scope {
+            None => name.to_owned(),
+            Some(block) => format!("{}.{name}", self.blocks[block as usize].name),
+        }
+    }
+}

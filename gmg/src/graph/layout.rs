@@ -1,0 +1,345 @@
+//! Where activations lie in the arena of a lane.
+//!
+//! When a graph is built, every transient tensor gets a *buffer* that it shares only with tensors
+//! that are never alive at the same time. That assignment holds for every job; what a job decides
+//! is how large the buffers are. So the layout of a job costs a handful of multiplications, and its
+//! peak is known exactly before the job is placed.
+//!
+//! A tensor is alive from the operator that produces it to the last one that reads it, in index
+//! order, both included; inputs are alive from the start and outputs to the end. All repetitions
+//! of a block use the same buffers. A tensor that is still read while the next repetition writes
+//! its own has two and alternates between them.
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{Operand, OpGraph, Role};
+use crate::id::TensorId;
+use crate::shape::polynomial::Monomial;
+use crate::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, Symbol, TOKENS};
+use crate::units::Bytes;
+
+/// Offsets are multiples of this many bytes, the strictest alignment that kernels ask for.
+const ALIGNMENT: u64 = 256;
+
+/// No buffer: the tensor does not live in the arena.
+const NONE: u16 = u16::MAX;
+
+/// A piece of an arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// Where it starts, from the start of the job's part of the arena; a multiple of 256.
+    pub offset: Bytes,
+    /// Its size.
+    pub bytes: Bytes,
+}
+
+impl Region {
+    /// One past its last byte.
+    pub fn end(&self) -> Bytes {
+        self.offset + self.bytes
+    }
+}
+
+/// The places of all transient tensors of a job; see [`OpGraph::activation_layout`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActivationLayout {
+    offsets: SmallVec<[Bytes; 8]>,
+    binding: Binding,
+    peak: Bytes,
+}
+
+impl ActivationLayout {
+    /// The bytes of the arena that the job needs.
+    pub fn peak(&self) -> Bytes {
+        self.peak
+    }
+
+    /// The place of `tensor` of `graph`, the graph that the layout was made for. `None` for
+    /// weights, KV and ids that the graph does not have.
+    pub fn region(&self, graph: &OpGraph, tensor: TensorId) -> Option<Region> {
+        let (stored, repetition, _) = graph.locate_tensor(tensor)?;
+        let buffer = graph.buffers.of_tensor.get(stored as usize)?[(repetition % 2) as usize];
+        let offset = *self.offsets.get(usize::from(buffer))?;
+        Some(Region { offset, bytes: graph.tensors[stored as usize].bytes(&self.binding) })
+    }
+}
+
+impl OpGraph {
+    /// The place of every transient tensor under `binding`. O(buffers); a handful.
+    pub fn activation_layout(&self, binding: &Binding) -> ActivationLayout {
+        let mut peak = Bytes::ZERO;
+        let sizes = self.buffers.sizes(binding);
+        let place = |size| {
+            let offset = peak;
+            peak += size;
+            offset
+        };
+        let offsets = sizes.map(place).collect();
+        ActivationLayout { offsets, binding: *binding, peak }
+    }
+
+    /// The bytes of the arena that a job needs: exactly [`ActivationLayout::peak`]. O(buffers),
+    /// allocates nothing.
+    pub fn activation_bytes(&self, binding: &Binding) -> Bytes {
+        self.buffers.sizes(binding).sum()
+    }
+}
+
+/// Which tensors share a buffer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct BufferPlan {
+    /// By stored tensor: its buffer in even and in odd repetitions.
+    of_tensor: Vec<[u16; 2]>,
+    /// By buffer: the sizes of its tensors, without those that never decide.
+    buffers: Vec<SmallVec<[Monomial; 2]>>,
+}
+
+/// When a stored tensor is alive in one repetition of its block: first and last position.
+type Interval = (u32, u32);
+
+/// A buffer's worth of tensor: all its repetitions, or every other one.
+struct Unit {
+    stored: u32,
+    /// Even and odd repetitions, or both.
+    parities: [bool; 2],
+    intervals: Vec<Interval>,
+    size: u64,
+}
+
+impl BufferPlan {
+    /// Greedy by size (Pisarchyk & Lee 2020): the largest tensor first, each into the smallest
+    /// buffer that is free whenever the tensor is alive.
+    pub(super) fn of(graph: &OpGraph) -> Self {
+        let mut units = units(graph);
+        units.sort_by(|left, right| {
+            let key = |unit: &Unit| (unit.intervals.first().copied(), unit.stored, unit.parities);
+            right.size.cmp(&left.size).then_with(|| key(left).cmp(&key(right)))
+        });
+        let mut plan = Self { of_tensor: vec![[NONE; 2]; graph.tensors.len()], buffers: Vec::new() };
+        let mut occupied: Vec<Vec<Interval>> = Vec::new();
+        for unit in &units {
+            // Sizes descend, so the last buffer is the smallest.
+            let free = occupied.iter().rposition(|taken| !overlap(taken, &unit.intervals));
+            let buffer = free.unwrap_or_else(|| {
+                occupied.push(Vec::new());
+                plan.buffers.push(smallvec![]);
+                occupied.len() - 1
+            });
+            occupied[buffer].extend(&unit.intervals);
+            let size = graph.tensors[unit.stored as usize].bytes_formula();
+            let sizes = &mut plan.buffers[buffer];
+            if !sizes.iter().any(|known| known.dominates(&size)) {
+                sizes.retain(|known| !size.dominates(known));
+                sizes.push(size);
+            }
+            for (place, _) in plan.of_tensor[unit.stored as usize].iter_mut().zip(unit.parities).filter(|(_, own)| *own) {
+                // More buffers than a u16 counts would need as many tensors alive at once.
+                *place = u16::try_from(buffer).unwrap_or(NONE);
+            }
+        }
+        plan
+    }
+
+    fn sizes(&self, binding: &Binding) -> impl Iterator<Item = Bytes> {
+        self.buffers.iter().map(|sizes| {
+            let largest = sizes.iter().map(|size| size.eval(binding)).max().unwrap_or(0);
+            Bytes(largest).align_up(ALIGNMENT)
+        })
+    }
+}
+
+fn overlap(left: &[Interval], right: &[Interval]) -> bool {
+    left.iter().any(|&(start, end)| right.iter().any(|&(other, last)| start <= last && other <= end))
+}
+
+/// A large mixed batch: what is large under it decides first.
+fn nominal() -> Binding {
+    let own = Symbol::all().fold(Binding::new(), |binding, symbol| binding.bind(symbol, 512));
+    own.bind(TOKENS, 512).bind(SEQUENCES, 256).bind(CONTEXT, 1 << 16).bind(PAIRS, 1 << 20)
+}
+
+/// Repetitions that show everything that any number of them does: a first, a last and some
+/// between, with the last one as even or odd as it is.
+fn unrolled(repeat: u32) -> u32 {
+    if repeat <= 4 { repeat } else { 3 + (repeat + 1) % 2 }
+}
+
+fn units(graph: &OpGraph) -> Vec<Unit> {
+    let binding = nominal();
+    let mut units = Vec::new();
+    for (stored, lives) in (0u32..).zip(lives(graph)) {
+        let tensor = &graph.tensors[stored as usize];
+        if !tensor.role.is_transient() || lives.is_empty() {
+            continue;
+        }
+        let size = tensor.bytes(&binding).get();
+        let alternates = lives.windows(2).any(|pair| pair[0].1 >= pair[1].0);
+        let of_parity = |parity: usize| lives.iter().copied().skip(parity).step_by(2).collect::<Vec<_>>();
+        if alternates {
+            units.push(Unit { stored, parities: [true, false], intervals: of_parity(0), size });
+            units.push(Unit { stored, parities: [false, true], intervals: of_parity(1), size });
+        } else {
+            units.push(Unit { stored, parities: [true, true], intervals: lives, size });
+        }
+    }
+    units
+}
+
+/// By stored tensor, then by repetition: when it is alive in the unrolled graph.
+fn lives(graph: &OpGraph) -> Vec<Vec<Interval>> {
+    let mut lives: Vec<Vec<Option<Interval>>> = vec![Vec::new(); graph.tensors.len()];
+    let mut touch = |stored: u32, repetition: u32, position: u32| {
+        let lives = &mut lives[stored as usize];
+        if lives.len() <= repetition as usize {
+            lives.resize(repetition as usize + 1, None);
+        }
+        let life = lives[repetition as usize].get_or_insert((position, position));
+        *life = (life.0.min(position), life.1.max(position));
+    };
+    // A tensor that is named from outside its block is that of the last repetition.
+    let fixed = |id: TensorId| {
+        let located = graph.locate_tensor(id);
+        located.map_or((0, 0), |(stored, _, block)| (stored, block.map_or(0, |block| unrolled(block.repeat) - 1)))
+    };
+    let mut position = 0;
+    for segment in &graph.segments {
+        for repetition in 0..unrolled(segment.repeat) {
+            for slot in segment.slots.clone() {
+                let op = &graph.ops[slot as usize];
+                for operand in op.inputs.iter().chain(&op.outputs) {
+                    let (stored, of) = match *operand {
+                        Operand::Fixed(id) => fixed(id),
+                        Operand::Local(offset) => (segment.tensors.start + offset, repetition),
+                        Operand::Carried { first, previous } => match repetition.checked_sub(1) {
+                            None => fixed(first),
+                            Some(before) => (segment.tensors.start + previous, before),
+                        },
+                    };
+                    touch(stored, of, position);
+                }
+                position += 1;
+            }
+        }
+    }
+    for (stored, tensor) in (0u32..).zip(&graph.tensors) {
+        match tensor.role {
+            Role::Input => touch(stored, 0, 0),
+            Role::Output => touch(stored, 0, position),
+            Role::Activation | Role::Weight | Role::KvCache => {}
+        }
+    }
+    lives.into_iter().map(|lives| lives.into_iter().flatten().collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::testing::{binding, programs};
+    use super::*;
+    use crate::templates::{DenseSpec, dense};
+
+    /// By tensor: the first and the last operator, in index order, at which it is alive.
+    fn alive(graph: &OpGraph) -> Vec<Option<Interval>> {
+        let mut alive: Vec<Option<Interval>> = vec![None; graph.tensor_count() as usize];
+        let mut touch = |tensor: TensorId, position: u32| {
+            let life = alive[tensor.index()].get_or_insert((position, position));
+            *life = (life.0.min(position), life.1.max(position));
+        };
+        for op in graph.ops() {
+            for tensor in op.inputs().chain(op.outputs()) {
+                touch(tensor, op.index().0);
+            }
+        }
+        for view in graph.tensors() {
+            match view.tensor.role {
+                Role::Input => touch(view.id, 0),
+                Role::Output => touch(view.id, graph.op_count()),
+                _ => {}
+            }
+        }
+        alive
+    }
+
+    fn check(graph: &OpGraph, binding: &Binding) {
+        let layout = graph.activation_layout(binding);
+        assert_eq!(graph.activation_bytes(binding), layout.peak());
+        let alive = alive(graph);
+        let placed: Vec<_> = graph
+            .tensors()
+            .filter(|view| view.tensor.role.is_transient())
+            .map(|view| (view, alive[view.id.index()].unwrap(), layout.region(graph, view.id).unwrap()))
+            .collect();
+        for (index, (view, life, region)) in placed.iter().enumerate() {
+            assert_eq!(region.offset.get() % ALIGNMENT, 0);
+            assert_eq!(region.bytes, view.bytes(binding));
+            assert!(region.end() <= layout.peak(), "{} ends past the peak", view.name());
+            for (other, other_life, other_region) in &placed[index + 1..] {
+                let together = life.0 <= other_life.1 && other_life.0 <= life.1;
+                let apart = region.end() <= other_region.offset || other_region.end() <= region.offset;
+                assert!(!together || apart, "{} and {} overlap", view.name(), other.name());
+            }
+        }
+        let kept = graph.tensors().filter(|view| !view.tensor.role.is_transient());
+        assert!(kept.into_iter().all(|view| layout.region(graph, view.id).is_none()));
+    }
+
+    proptest! {
+        #[test]
+        fn tensors_that_are_alive_together_never_overlap(program in programs(), binding in binding()) {
+            check(&program.graph(false), &binding);
+            check(&program.graph(true), &binding);
+        }
+    }
+
+    /// The most that is alive at once: no layout can do with less.
+    fn least(graph: &OpGraph, binding: &Binding) -> Bytes {
+        let alive = alive(graph);
+        let at = |position: u32| {
+            let live = graph.tensors().filter(|view| {
+                view.tensor.role.is_transient()
+                    && alive[view.id.index()].is_some_and(|(start, end)| start <= position && position <= end)
+            });
+            live.map(|view| view.bytes(binding).align_up(ALIGNMENT)).sum::<Bytes>()
+        };
+        (0..graph.op_count()).map(at).max().unwrap_or_default()
+    }
+
+    #[test]
+    fn a_dense_model_needs_no_more_than_what_is_alive_at_once() {
+        for spec in [DenseSpec::tiny(), DenseSpec::smollm2_135m(), DenseSpec::llama3_8b()] {
+            let graph = dense(&spec).unwrap();
+            for (tokens, sequences) in [(1, 1), (64, 64), (2048, 1), (512, 256)] {
+                let binding = Binding::iteration(tokens, sequences, 4096, 4096);
+                check(&graph, &binding);
+                let (peak, least) = (graph.activation_bytes(&binding), least(&graph, &binding));
+                // Buffers are rounded up one by one, and the three inputs have theirs for good.
+                let slack = peak.get() as f64 / least.get() as f64;
+                println!("{} {tokens}/{sequences}: {peak} of {least}, {slack:.4}", spec.name);
+                assert!(slack < 1.3, "{} at {tokens}/{sequences}: {peak} of {least}", spec.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_tensor_that_outlives_its_repetition_alternates_between_two_buffers() {
+        use crate::dtype::DType;
+        use crate::semantics::OpKind;
+        use crate::shape::Shape;
+
+        let mut graph = OpGraph::builder("chain");
+        let rows = || Shape::matrix(TOKENS, 64);
+        let x = graph.input("x", DType::F32, rows());
+        let [last] = graph.repeat("block", 7, [x], |block, [x]| {
+            let y = block.activation("y", DType::F32, rows());
+            block.op("step", OpKind::Softmax, &[x], &[y]);
+            [y]
+        });
+        let z = graph.output("z", DType::F32, rows());
+        graph.op("end", OpKind::Softmax, &[last], &[z]);
+        let graph = graph.build().unwrap();
+        let binding = Binding::new().bind(TOKENS, 10);
+        check(&graph, &binding);
+        assert_eq!(graph.activation_bytes(&binding), Bytes(2 * 2560));
+    }
+}

@@ -1,0 +1,42 @@
+//! Memory bookkeeping: the one implementation of what lies where on a device.
+//!
+//! Nothing here touches real memory. A reservation made by [`Gmg::accept`](crate::Gmg::accept)
+//! fixes an offset; whoever executes obeys it. So a log that is replayed gives equal offsets and
+//! equal peaks, and a forecast counts the same bytes as the run.
+//!
+//! A device is laid out once ([`DeviceLayout`]):
+//!
+//! ```text
+//! | weight slots (best fit) | activation arena (best fit) | staging | KV blocks ... |
+//! ```
+//!
+//! What must stay true: regions of one part never overlap; every KV block is free or belongs to
+//! exactly one sequence; [`Ledger`] equals the sum over what is reserved.
+
+mod best_fit;
+mod device;
+mod kv_pool;
+mod ledger;
+
+pub use best_fit::BestFit;
+pub use device::{DeviceLayout, DeviceMemory, WeightState};
+pub use kv_pool::KvPool;
+pub use ledger::{ByteKind, Ledger};
+
+use crate::units::Bytes;
+
+/// Bytes at a fixed place of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Region {
+    /// Distance from the start of the device's memory.
+    pub offset: Bytes,
+    /// Length.
+    pub bytes: Bytes,
+}
+
+impl Region {
+    /// One past the last byte.
+    pub fn end(&self) -> Bytes {
+        self.offset + self.bytes
+    }
+}

@@ -1,0 +1,196 @@
+//! The memory of one device.
+
+use std::collections::BTreeMap;
+
+use crate::id::{ModelId, RequestId, TenantId};
+use crate::memory::{BestFit, ByteKind, KvPool, Ledger, Region};
+use crate::units::Bytes;
+
+/// How the memory of a device is divided. The KV pool gets what the other parts leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceLayout {
+    /// Bytes that may be used in all; the rest is the driver's and the host's.
+    pub usable: Bytes,
+    /// Bytes for weights.
+    pub weights: Bytes,
+    /// Bytes for activations.
+    pub arena: Bytes,
+    /// Bytes for transfers under way.
+    pub staging: Bytes,
+    /// Bytes of one KV block; zero for a device without a KV pool.
+    pub kv_block: Bytes,
+    /// Tokens that one KV block holds.
+    pub kv_block_tokens: u32,
+}
+
+impl DeviceLayout {
+    /// A layout for a device of which nothing is known but its memory: half for weights, 1/8 for
+    /// activations, 1/64 for staging, the rest in KV blocks of 2 MiB for 16 tokens.
+    pub fn of(memory: Bytes) -> Self {
+        let part = |n: u64| Bytes(memory.get() / n);
+        Self {
+            usable: memory,
+            weights: part(2),
+            arena: part(8),
+            staging: part(64),
+            kv_block: Bytes::mib(2),
+            kv_block_tokens: 16,
+        }
+    }
+
+    /// Bytes that are left for KV blocks.
+    pub fn kv_bytes(&self) -> Bytes {
+        self.usable - (self.weights + self.arena + self.staging)
+    }
+
+    /// KV blocks that fit.
+    pub fn kv_blocks(&self) -> u32 {
+        match self.kv_block.get() {
+            0 => 0,
+            block => u32::try_from(self.kv_bytes().get() / block).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Where the KV blocks begin.
+    pub fn kv_offset(&self) -> Bytes {
+        self.weights + self.arena + self.staging
+    }
+}
+
+/// Whether a model's weights are on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightState {
+    /// On their way; the region is reserved.
+    Loading,
+    /// There, usable.
+    Resident,
+}
+
+/// Everything that is reserved on one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    layout: DeviceLayout,
+    weights: BestFit,
+    models: BTreeMap<ModelId, (Region, WeightState)>,
+    arena: BestFit,
+    kv: KvPool,
+    ledger: Ledger,
+}
+
+impl DeviceMemory {
+    /// A device laid out as `layout`, with nothing on it.
+    pub fn new(layout: DeviceLayout) -> Self {
+        let arena = Region { offset: layout.weights, bytes: layout.arena };
+        Self {
+            layout,
+            weights: BestFit::new(Region { offset: Bytes::ZERO, bytes: layout.weights }),
+            models: BTreeMap::new(),
+            arena: BestFit::new(arena),
+            kv: KvPool::new(layout.kv_blocks()),
+            ledger: Ledger::default(),
+        }
+    }
+
+    /// How the memory is divided.
+    pub fn layout(&self) -> &DeviceLayout {
+        &self.layout
+    }
+
+    /// Bytes in use, by kind.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The KV blocks.
+    pub fn kv(&self) -> &KvPool {
+        &self.kv
+    }
+
+    /// The weight slots.
+    pub fn weight_slots(&self) -> &BestFit {
+        &self.weights
+    }
+
+    /// The activation arena.
+    pub fn arena(&self) -> &BestFit {
+        &self.arena
+    }
+
+    /// Whether the weights of `model` are here; [`None`] if they are not.
+    pub fn weight_state(&self, model: ModelId) -> Option<WeightState> {
+        self.models.get(&model).map(|&(_, state)| state)
+    }
+
+    /// Where the weights of `model` lie, loaded or loading.
+    pub fn weight_region(&self, model: ModelId) -> Option<Region> {
+        self.models.get(&model).map(|&(region, _)| region)
+    }
+
+    /// The models with a region here, ascending, with their state.
+    pub fn models(&self) -> impl Iterator<Item = (ModelId, WeightState)> + '_ {
+        self.models.iter().map(|(&model, &(_, state))| (model, state))
+    }
+
+    /// Reserves a slot for weights. [`None`] if there is no room or the model has one.
+    pub(crate) fn reserve_weights(&mut self, model: ModelId, bytes: Bytes, state: WeightState) -> Option<Region> {
+        if self.models.contains_key(&model) {
+            return None;
+        }
+        let region = self.weights.allocate(bytes)?;
+        self.models.insert(model, (region, state));
+        self.ledger.add(ByteKind::Weights, region.bytes);
+        Some(region)
+    }
+
+    pub(crate) fn weights_arrived(&mut self, model: ModelId) -> bool {
+        match self.models.get_mut(&model) {
+            Some((_, state @ WeightState::Loading)) => {
+                *state = WeightState::Resident;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn release_weights(&mut self, model: ModelId) -> bool {
+        let Some((region, _)) = self.models.remove(&model) else { return false };
+        self.ledger.remove(ByteKind::Weights, region.bytes);
+        self.weights.free(region)
+    }
+
+    pub(crate) fn reserve_arena(&mut self, bytes: Bytes) -> Option<Region> {
+        let region = self.arena.allocate(bytes)?;
+        self.ledger.add(ByteKind::Activations, region.bytes);
+        Some(region)
+    }
+
+    pub(crate) fn release_arena(&mut self, region: Region) -> bool {
+        let freed = self.arena.free(region);
+        if freed {
+            self.ledger.remove(ByteKind::Activations, region.bytes);
+        }
+        freed
+    }
+
+    pub(crate) fn grow_kv(&mut self, request: RequestId, tenant: TenantId, blocks: u32) -> bool {
+        let grown = self.kv.grow(request, tenant, blocks);
+        if grown {
+            self.ledger.add(ByteKind::Kv, self.layout.kv_block.times(u64::from(blocks)));
+        }
+        grown
+    }
+
+    pub(crate) fn release_kv(&mut self, request: RequestId) -> u32 {
+        let blocks = self.kv.release(request);
+        self.ledger.remove(ByteKind::Kv, self.layout.kv_block.times(u64::from(blocks)));
+        blocks
+    }
+
+    pub(crate) fn reserve_external(&mut self, bytes: Bytes) {
+        self.ledger.add(ByteKind::External, bytes);
+    }
+
+    pub(crate) fn release_external(&mut self, bytes: Bytes) {
+        self.ledger.remove(ByteKind::External, bytes);
+    }
+}

@@ -1,0 +1,246 @@
+//! What a policy wants, and what became of it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::delta::Applied;
+use crate::error::GmgError;
+use crate::graph::OpGraph;
+use crate::id::{DeviceId, JobId, LaneId, ModelId, ReplicaId, RequestId, Version};
+use crate::job::JobSpec;
+use crate::memory::Region;
+use crate::units::Nanos;
+
+/// Who goes first on a lane. A running entry yields, at the next operator boundary, to any entry
+/// of a strictly higher rank that is waiting on its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rank {
+    /// Best-effort work on somebody else's device.
+    GuestBestEffort,
+    /// Best-effort work on its own device.
+    OwnerBestEffort,
+    /// Latency-sensitive work on somebody else's device.
+    GuestLatency,
+    /// Latency-sensitive work on its own device.
+    OwnerLatency,
+}
+
+/// What becomes of the activations of work that is recalled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Fate {
+    /// They stay; the job continues from where it was cut.
+    #[default]
+    Keep,
+    /// They go; the job starts over.
+    Drop,
+}
+
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// Another device that has them.
+    Device(DeviceId),
+    /// The memory of the device's machine.
+    Host,
+}
+
+/// How large an iteration may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BatchLimits {
+    /// Most tokens computed in the iteration.
+    pub tokens: u32,
+    /// Most sequences in the iteration.
+    pub sequences: u32,
+    /// Most KV blocks that it may reserve.
+    pub new_blocks: u32,
+}
+
+/// What to run.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work {
+    /// A job that does not exist yet.
+    New(Box<JobSpec>),
+    /// Operators of a job of the graph.
+    Existing {
+        /// The job.
+        job: JobId,
+        /// Its operators.
+        ops: Range<u32>,
+    },
+}
+
+/// One thing that a policy wants.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Action {
+    /// Let a replica form its next iteration and run it. Batching turns this into
+    /// [`Action::Run`]; [`Gmg::accept`](crate::Gmg::accept) drops one that it is given.
+    FormBatch {
+        /// Whose iteration.
+        replica: ReplicaId,
+        /// Where.
+        lane: LaneId,
+        /// How large.
+        limits: BatchLimits,
+        /// With what right of way.
+        rank: Rank,
+    },
+    /// Run operators on a lane, behind what is queued there with the same or a higher rank.
+    Run {
+        /// What.
+        work: Work,
+        /// Where.
+        lane: LaneId,
+        /// With what right of way.
+        rank: Rank,
+    },
+    /// Take a dispatched job back at its next operator boundary.
+    Recall {
+        /// The job.
+        job: JobId,
+        /// What becomes of its activations.
+        fate: Fate,
+    },
+    /// Give up a job that is not on a lane, with what it computed.
+    Cancel {
+        /// The job.
+        job: JobId,
+    },
+    /// Bring the weights of a model to a device.
+    Prefetch {
+        /// The model.
+        model: ModelId,
+        /// Where to.
+        device: DeviceId,
+        /// Where from.
+        source: Source,
+    },
+    /// Free the weights of a model on a device.
+    EvictWeights {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+    },
+    /// Free KV blocks by preempting sequences of a replica, the youngest first. Batching carries
+    /// it out; [`Gmg::accept`](crate::Gmg::accept) drops one that it is given.
+    EvictSequences {
+        /// Whose sequences.
+        replica: ReplicaId,
+        /// At least this many blocks.
+        blocks: u32,
+    },
+    /// Free the KV sequence of a request; its tokens will be recomputed.
+    ReleaseKv {
+        /// The request.
+        request: RequestId,
+        /// Where its sequence lies.
+        device: DeviceId,
+    },
+    /// Refuse a request.
+    Reject {
+        /// The request.
+        request: RequestId,
+        /// Why, for the user.
+        reason: &'static str,
+    },
+}
+
+/// What a policy wants at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// The version of the graph that the plan was made for.
+    pub based_on: Version,
+    /// In the order in which they are to be accepted.
+    pub actions: SmallVec<[Action; 2]>,
+    /// When the policy wants to be asked again, whatever happens.
+    pub wake_at: Option<Nanos>,
+}
+
+impl Plan {
+    /// A plan without actions.
+    pub fn nothing(based_on: Version) -> Self {
+        Self { based_on, ..Self::default() }
+    }
+
+    /// Asks for a wake-up at `at` unless an earlier one is planned.
+    pub fn wake(&mut self, at: Nanos) {
+        self.wake_at = Some(self.wake_at.map_or(at, |earlier| earlier.min(at)));
+    }
+}
+
+/// Operators on their way to a lane.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Their job.
+    pub job: JobId,
+    /// What the job is.
+    pub spec: Arc<JobSpec>,
+    /// The job's operators.
+    pub template: Arc<OpGraph>,
+    /// Which of them.
+    pub ops: Range<u32>,
+    /// Where they run.
+    pub lane: LaneId,
+    /// Their right of way.
+    pub rank: Rank,
+    /// Where the job's activations lie.
+    pub arena: Region,
+}
+
+/// What a world is told to do.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Command {
+    /// Run operators.
+    Launch(Launch),
+    /// Stop a job at its next operator boundary.
+    Recall {
+        /// The job.
+        job: JobId,
+        /// The lane it was handed to.
+        lane: LaneId,
+        /// What becomes of its activations.
+        fate: Fate,
+    },
+    /// Copy the weights of a model to a device.
+    Prefetch {
+        /// The model.
+        model: ModelId,
+        /// Where to.
+        device: DeviceId,
+        /// Where from.
+        source: Source,
+        /// Where they will lie.
+        region: Region,
+    },
+    /// The weights of a model are no longer needed on a device.
+    EvictWeights {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+    },
+}
+
+/// An action that was not carried out.
+#[derive(Clone, Debug)]
+pub struct Dropped {
+    /// Which action of the plan.
+    pub index: usize,
+    /// Why.
+    pub reason: GmgError,
+}
+
+/// What became of a plan.
+#[derive(Clone, Debug, Default)]
+pub struct Accepted {
+    /// What the world is to do, in order.
+    pub commands: SmallVec<[Command; 2]>,
+    /// The deltas that this made, in order, for whoever follows the graph.
+    pub applied: SmallVec<[Applied; 2]>,
+    /// Actions that were not carried out. The graph is as if they had not been asked for.
+    pub dropped: SmallVec<[Dropped; 1]>,
+}

@@ -1,0 +1,174 @@
+//! Who shares the cluster: tenants with their service level, models, and containers.
+
+use std::sync::Arc;
+
+use crate::graph::OpGraph;
+use crate::id::{DeviceId, TenantId};
+use crate::units::{Bytes, Nanos};
+
+/// What a tenant is promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Every request has due times ([`Slo`]).
+    LatencySensitive,
+    /// Throughput counts; no request has a due time.
+    BestEffort,
+}
+
+/// What others may do to a tenant on the tenant's own devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LendingMode {
+    /// Guests run only while the tenant has nothing to run, and leave at the next operator
+    /// boundary when it has.
+    Strict,
+    /// Guests may also delay the tenant as long as its due times hold.
+    #[default]
+    SloSlack,
+}
+
+/// A service level: token `i` of a request is due at `arrival + ttft + i * tpot`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Slo {
+    /// Time to first token.
+    pub ttft: Nanos,
+    /// Time per output token after the first.
+    pub tpot: Nanos,
+}
+
+impl Slo {
+    /// When token `index` (0 is the first) of a request that arrived at `arrival` is due.
+    pub fn due(&self, arrival: Nanos, index: u32) -> Nanos {
+        arrival + self.ttft + self.tpot.times(u64::from(index))
+    }
+}
+
+/// One customer of the cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tenant {
+    /// Its name, unique in a graph.
+    pub name: Arc<str>,
+    /// Latency-sensitive or best-effort.
+    pub class: Class,
+    /// Its service level; [`None`] for best-effort tenants.
+    pub slo: Option<Slo>,
+    /// Its share when several tenants of a class compete; relative to the others'.
+    pub weight: u32,
+    /// What guests may do on its devices.
+    pub lending: LendingMode,
+}
+
+impl Tenant {
+    /// A tenant whose requests have due times. The service level starts at TTFT 400 ms and TPOT
+    /// 40 ms; see [`ttft`](Self::ttft) and [`tpot`](Self::tpot).
+    pub fn latency_sensitive(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            class: Class::LatencySensitive,
+            slo: Some(Slo { ttft: Nanos::ms(400), tpot: Nanos::ms(40) }),
+            weight: 1,
+            lending: LendingMode::default(),
+        }
+    }
+
+    /// A tenant without due times.
+    pub fn best_effort(name: &str) -> Self {
+        Self { class: Class::BestEffort, slo: None, ..Self::latency_sensitive(name) }
+    }
+
+    /// Sets the time to first token. No effect on a best-effort tenant.
+    #[must_use]
+    pub fn ttft(mut self, ttft: Nanos) -> Self {
+        if let Some(slo) = &mut self.slo {
+            slo.ttft = ttft;
+        }
+        self
+    }
+
+    /// Sets the time per output token. No effect on a best-effort tenant.
+    #[must_use]
+    pub fn tpot(mut self, tpot: Nanos) -> Self {
+        if let Some(slo) = &mut self.slo {
+            slo.tpot = tpot;
+        }
+        self
+    }
+
+    /// Sets the weight among tenants of a class.
+    #[must_use]
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.weight = weight;
+        self
+    }
+
+    /// Sets what guests may do on its devices.
+    #[must_use]
+    pub fn lending(mut self, lending: LendingMode) -> Self {
+        self.lending = lending;
+        self
+    }
+
+    /// True if its requests have due times.
+    pub fn is_latency_sensitive(&self) -> bool {
+        self.class == Class::LatencySensitive
+    }
+}
+
+/// A model that a tenant serves.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Its name, for messages.
+    pub name: Arc<str>,
+    /// The tenant it belongs to.
+    pub tenant: TenantId,
+    /// The operators of one iteration.
+    pub template: Arc<OpGraph>,
+    /// Bytes of all weights, as they lie on a device.
+    pub weights: Bytes,
+    /// Bytes of KV cache per token; zero for models without one.
+    pub kv_bytes_per_token: Bytes,
+}
+
+impl Model {
+    /// A model from its template, with the template's weights and no KV cache.
+    pub fn new(name: &str, template: Arc<OpGraph>) -> Self {
+        let weights = template.weight_bytes();
+        Self { name: name.into(), tenant: TenantId(0), template, weights, kv_bytes_per_token: Bytes::ZERO }
+    }
+
+    /// Sets the bytes of KV cache per token.
+    #[must_use]
+    pub fn kv_bytes_per_token(mut self, bytes: Bytes) -> Self {
+        self.kv_bytes_per_token = bytes;
+        self
+    }
+}
+
+/// How a container uses its devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Layout {
+    /// A whole model on each device.
+    #[default]
+    Replicas,
+}
+
+/// Devices reserved for one tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Container {
+    /// The tenant; set when the container joins a graph.
+    pub tenant: TenantId,
+    /// Its devices, ascending.
+    pub devices: Vec<DeviceId>,
+    /// How the model lies on them.
+    pub layout: Layout,
+}
+
+impl Container {
+    /// One replica of the model on each device.
+    pub fn replicas(devices: impl IntoIterator<Item = u32>) -> Self {
+        let mut devices: Vec<_> = devices.into_iter().map(DeviceId).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        Self { tenant: TenantId(0), devices, layout: Layout::Replicas }
+    }
+}

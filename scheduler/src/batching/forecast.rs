@@ -1,0 +1,69 @@
+//! Batching as a continuation: what a replica will submit next.
+
+use std::collections::VecDeque;
+
+use slicescheduler_gmg::id::ReplicaId;
+use slicescheduler_gmg::job::JobSpec;
+use slicescheduler_gmg::plan::{BatchLimits, Continuation};
+use slicescheduler_gmg::units::Nanos;
+
+use crate::batching::{BatchOptions, Iteration, ReplicaState, Sequence, plan_iteration};
+
+/// The future of one replica by the same rule that serves for real. How long answers will be is
+/// not known, so a sequence goes on until its `max_output`.
+#[derive(Clone, Debug)]
+pub struct ReplicaForecast {
+    id: ReplicaId,
+    state: ReplicaState,
+    waiting: VecDeque<Sequence>,
+    options: BatchOptions,
+    limits: BatchLimits,
+    scratch: Iteration,
+}
+
+impl ReplicaForecast {
+    pub(crate) fn new(
+        id: ReplicaId,
+        state: ReplicaState,
+        waiting: VecDeque<Sequence>,
+        options: BatchOptions,
+        limits: BatchLimits,
+    ) -> Self {
+        Self { id, state, waiting, options, limits, scratch: Iteration::default() }
+    }
+
+    fn absorb(&mut self, finished: &JobSpec, at: Nanos) {
+        self.state.absorb(finished, at);
+        let limits = &mut self.limits;
+        self.state.running.retain(|sequence| {
+            let ends = sequence.produced >= sequence.max_output;
+            if ends {
+                limits.new_blocks = limits.new_blocks.saturating_add(sequence.blocks);
+            }
+            !ends
+        });
+    }
+
+    fn form(&mut self) -> Option<JobSpec> {
+        plan_iteration(&self.state.running, &self.waiting, &self.options, self.limits, &mut self.scratch);
+        let limits = &mut self.limits;
+        let formed = self.state.commit(self.id, &self.scratch, &mut self.waiting, |_, _, freed| {
+            limits.new_blocks = limits.new_blocks.saturating_add(freed);
+        });
+        limits.new_blocks = limits.new_blocks.saturating_sub(self.scratch.new_blocks);
+        formed
+    }
+}
+
+impl Continuation for ReplicaForecast {
+    fn next(&mut self, finished: &JobSpec, at: Nanos) -> Option<JobSpec> {
+        if finished.key.tenant == self.id.tenant.0 && finished.key.replica == self.id.index {
+            self.absorb(finished, at);
+        }
+        self.form()
+    }
+
+    fn fork(&self) -> Box<dyn Continuation> {
+        Box::new(self.clone())
+    }
+}

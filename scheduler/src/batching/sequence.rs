@@ -1,0 +1,163 @@
+//! One request as batching sees it.
+
+use slicescheduler_gmg::id::RequestId;
+use slicescheduler_gmg::tenant::Slo;
+use slicescheduler_gmg::units::Nanos;
+
+/// The progress of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// The request.
+    pub request: RequestId,
+    /// When it arrived.
+    pub arrival: Nanos,
+    /// Its service level.
+    pub slo: Option<Slo>,
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Most tokens that it may produce.
+    pub max_output: u32,
+    /// Tokens whose keys and values are in the cache.
+    pub computed: u32,
+    /// Output tokens so far.
+    pub produced: u32,
+    /// KV blocks that it holds.
+    pub blocks: u32,
+    /// When its first token came; [`Nanos::MAX`] before.
+    pub first_token: Nanos,
+    /// When its latest token came.
+    pub last_token: Nanos,
+    /// Tokens that came after their due time.
+    pub late: u32,
+    /// How often it lost its blocks.
+    pub preemptions: u32,
+}
+
+/// A request that got all its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// The request.
+    pub request: RequestId,
+    /// When it arrived.
+    pub arrival: Nanos,
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens produced.
+    pub produced: u32,
+    /// When the first token came.
+    pub first_token: Nanos,
+    /// When the last token came.
+    pub last_token: Nanos,
+    /// Tokens that came after their due time.
+    pub late: u32,
+    /// How often it was recomputed.
+    pub preemptions: u32,
+}
+
+impl Sequence {
+    /// A request of which nothing is computed.
+    pub fn new(request: RequestId, arrival: Nanos, slo: Option<Slo>, prompt: u32, max_output: u32) -> Self {
+        Self {
+            request,
+            arrival,
+            slo,
+            prompt,
+            max_output,
+            computed: 0,
+            produced: 0,
+            blocks: 0,
+            first_token: Nanos::MAX,
+            last_token: Nanos::ZERO,
+            late: 0,
+            preemptions: 0,
+        }
+    }
+
+    /// Tokens of prompt and answer so far.
+    pub fn tokens(&self) -> u32 {
+        self.prompt.saturating_add(self.produced)
+    }
+
+    /// Tokens that must be computed before the next output token.
+    pub fn remaining(&self) -> u32 {
+        self.tokens().saturating_sub(self.computed)
+    }
+
+    /// True if the next iteration is all that the next output token needs.
+    pub fn is_decoding(&self) -> bool {
+        self.produced > 0 && self.remaining() <= 1
+    }
+
+    /// When its next token is due; [`Nanos::MAX`] without a service level. Once the first token was
+    /// late, what is left to save is the pace, so later tokens count from it.
+    pub fn next_due(&self) -> Nanos {
+        let Some(slo) = self.slo else { return Nanos::MAX };
+        let first_due = slo.due(self.arrival, 0);
+        let base = if self.produced > 0 { first_due.max(self.first_token) } else { first_due };
+        base + slo.tpot.times(u64::from(self.produced))
+    }
+
+    /// Blocks that hold `tokens` tokens.
+    pub(crate) fn blocks_for(tokens: u32, block_tokens: u32) -> u32 {
+        tokens.div_ceil(block_tokens.max(1))
+    }
+
+    pub(crate) fn emit(&mut self, at: Nanos) {
+        if self.slo.is_some_and(|slo| at > slo.due(self.arrival, self.produced)) {
+            self.late += 1;
+        }
+        if self.produced == 0 {
+            self.first_token = at;
+        }
+        self.last_token = at;
+        self.produced += 1;
+    }
+
+    /// Forgets what was computed; the tokens produced so far stay.
+    pub(crate) fn preempt(&mut self) {
+        self.computed = 0;
+        self.blocks = 0;
+        self.preemptions += 1;
+    }
+
+    pub(crate) fn completed(&self) -> Completed {
+        Completed {
+            request: self.request,
+            arrival: self.arrival,
+            prompt: self.prompt,
+            produced: self.produced,
+            first_token: self.first_token,
+            last_token: self.last_token,
+            late: self.late,
+            preemptions: self.preemptions,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sequence() -> Sequence {
+        let slo = Slo { ttft: Nanos::ms(400), tpot: Nanos::ms(40) };
+        Sequence::new(RequestId(0), Nanos::ms(100), Some(slo), 10, 5)
+    }
+
+    #[test]
+    fn tokens_are_due_from_the_arrival() {
+        let mut sequence = sequence();
+        assert_eq!(sequence.next_due(), Nanos::ms(500));
+        sequence.emit(Nanos::ms(450));
+        assert_eq!(sequence.next_due(), Nanos::ms(540));
+        assert_eq!(sequence.late, 0);
+    }
+
+    #[test]
+    fn after_a_late_first_token_the_pace_counts_from_it() {
+        let mut sequence = sequence();
+        sequence.emit(Nanos::ms(900));
+        assert_eq!((sequence.late, sequence.next_due()), (1, Nanos::ms(940)));
+        sequence.emit(Nanos::ms(930));
+        assert_eq!(sequence.late, 2, "the service level itself is not forgiven");
+    }
+}

@@ -1,0 +1,418 @@
+//! The queue and the replicas of one tenant.
+
+use std::collections::VecDeque;
+
+use slicescheduler_gmg::id::{DeviceId, JobKey, ModelId, ReplicaId, RequestId, TenantId};
+use slicescheduler_gmg::job::JobSpec;
+use slicescheduler_gmg::plan::{BatchLimits, Ended};
+use slicescheduler_gmg::units::Nanos;
+
+use crate::batching::{BatchOptions, Completed, Iteration, ReplicaForecast, Sequence, plan_iteration};
+
+/// One replica: the sequences whose KV cache lies on its device.
+#[derive(Clone, Debug)]
+pub struct ReplicaState {
+    /// The device.
+    pub device: DeviceId,
+    /// The model that it runs.
+    pub model: ModelId,
+    pub(crate) running: Vec<Sequence>,
+    pub(crate) in_flight: bool,
+    pub(crate) iteration: u64,
+}
+
+impl ReplicaState {
+    /// Sequences that hold blocks here, oldest admission first.
+    pub fn running(&self) -> &[Sequence] {
+        &self.running
+    }
+
+    /// True while an iteration was formed and has not been completed or abandoned.
+    pub fn is_in_flight(&self) -> bool {
+        self.in_flight
+    }
+
+    /// Blocks that its sequences hold.
+    pub fn blocks(&self) -> u32 {
+        self.running.iter().map(|sequence| sequence.blocks).sum()
+    }
+
+    /// Turns a plan made for this replica and `waiting` into the iteration's job.
+    pub(crate) fn commit(
+        &mut self,
+        id: ReplicaId,
+        plan: &Iteration,
+        waiting: &mut VecDeque<Sequence>,
+        mut preempted: impl FnMut(RequestId, DeviceId, u32),
+    ) -> Option<JobSpec> {
+        for _ in 0..plan.preempted {
+            if let Some((request, freed)) = self.preempt_youngest(waiting) {
+                preempted(request, self.device, freed);
+            }
+        }
+        if plan.is_empty() {
+            return None;
+        }
+        self.running.extend(waiting.drain(..plan.admitted as usize));
+        let mut grown = plan.growth.iter().peekable();
+        for sequence in &mut self.running {
+            if let Some(growth) = grown.next_if(|growth| growth.request == sequence.request) {
+                sequence.blocks += growth.blocks;
+            }
+        }
+        let key = JobKey { tenant: id.tenant.0, replica: id.index, iteration: self.iteration };
+        self.iteration += 1;
+        self.in_flight = true;
+        Some(JobSpec {
+            key,
+            binding: plan.binding(),
+            rows: plan.rows.clone(),
+            growth: plan.growth.clone(),
+            ..JobSpec::of(self.model)
+        })
+    }
+
+    /// The rows of `finished` are computed.
+    pub(crate) fn absorb(&mut self, finished: &JobSpec, at: Nanos) {
+        self.in_flight = false;
+        let mut rows = finished.rows.iter().peekable();
+        for sequence in &mut self.running {
+            if let Some(row) = rows.next_if(|row| row.request == sequence.request) {
+                sequence.computed += row.tokens;
+                if row.emits {
+                    sequence.emit(at);
+                }
+            }
+        }
+    }
+
+    fn preempt_youngest(&mut self, waiting: &mut VecDeque<Sequence>) -> Option<(RequestId, u32)> {
+        let mut sequence = self.running.pop()?;
+        let (request, freed) = (sequence.request, sequence.blocks);
+        sequence.preempt();
+        waiting.push_front(sequence);
+        Some((request, freed))
+    }
+}
+
+/// Continuous batching for one tenant: one queue of waiting requests in the order of arrival, from
+/// which every replica takes what its next iteration has room for.
+#[derive(Clone, Debug)]
+pub struct Batcher {
+    tenant: TenantId,
+    options: BatchOptions,
+    waiting: VecDeque<Sequence>,
+    waiting_tokens: u64,
+    replicas: Vec<ReplicaState>,
+    scratch: Iteration,
+}
+
+impl Batcher {
+    /// A tenant without replicas or requests.
+    pub fn new(tenant: TenantId, options: BatchOptions) -> Self {
+        Self {
+            tenant,
+            options,
+            waiting: VecDeque::new(),
+            waiting_tokens: 0,
+            replicas: Vec::new(),
+            scratch: Iteration::default(),
+        }
+    }
+
+    /// The tenant.
+    pub fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+
+    /// How it batches.
+    pub fn options(&self) -> &BatchOptions {
+        &self.options
+    }
+
+    /// Adds a replica of `model` on `device`.
+    pub fn add_replica(&mut self, model: ModelId, device: DeviceId) -> ReplicaId {
+        let index = self.replicas.len() as u32;
+        self.replicas.push(ReplicaState { device, model, running: Vec::new(), in_flight: false, iteration: 0 });
+        ReplicaId { tenant: self.tenant, index }
+    }
+
+    /// Its replicas; [`ReplicaId::index`] is an index into them.
+    pub fn replicas(&self) -> &[ReplicaState] {
+        &self.replicas
+    }
+
+    /// The replica on `device`.
+    pub fn replica_on(&self, device: DeviceId) -> Option<ReplicaId> {
+        let index = self.replicas.iter().position(|replica| replica.device == device)?;
+        Some(ReplicaId { tenant: self.tenant, index: index as u32 })
+    }
+
+    /// Requests that no replica has taken, oldest first.
+    pub fn waiting(&self) -> &VecDeque<Sequence> {
+        &self.waiting
+    }
+
+    /// Tokens that have to be computed before every waiting request has its next output token.
+    pub fn waiting_tokens(&self) -> u64 {
+        self.waiting_tokens
+    }
+
+    /// True if a request more may be entered under [`BatchOptions::window`].
+    pub fn has_room(&self) -> bool {
+        (self.waiting.len() as u64) < u64::from(self.options.window)
+    }
+
+    /// Takes in a request.
+    pub fn enter(&mut self, sequence: Sequence) {
+        self.waiting_tokens += u64::from(sequence.remaining());
+        self.waiting.push_back(sequence);
+    }
+
+    /// Takes out a waiting request, for instance because it is rejected.
+    pub fn withdraw(&mut self, request: RequestId) -> Option<Sequence> {
+        let index = self.waiting.iter().position(|sequence| sequence.request == request)?;
+        let sequence = self.waiting.remove(index)?;
+        self.waiting_tokens -= u64::from(sequence.remaining());
+        Some(sequence)
+    }
+
+    /// What the next iteration of a replica would be, into `iteration`; empty if the replica does
+    /// not exist or has one in flight. Changes nothing.
+    pub fn peek(&self, replica: u32, limits: BatchLimits, iteration: &mut Iteration) {
+        static NOBODY: VecDeque<Sequence> = VecDeque::new();
+        match self.replicas.get(replica as usize).filter(|replica| !replica.in_flight) {
+            Some(replica) => {
+                plan_iteration(&replica.running, &self.waiting, &self.options, self.capped(limits), iteration);
+            }
+            None => plan_iteration(&[], &NOBODY, &self.options, limits, iteration),
+        }
+    }
+
+    fn capped(&self, limits: BatchLimits) -> BatchLimits {
+        BatchLimits {
+            tokens: limits.tokens.min(self.options.token_budget),
+            sequences: limits.sequences.min(self.options.max_sequences),
+            ..limits
+        }
+    }
+
+    /// Forms the next iteration of a replica. Requests that lose their blocks for it are appended
+    /// to `preempted` with their device; the caller frees their KV sequences before the job is
+    /// accepted. [`None`] if there is nothing to compute.
+    pub fn form(
+        &mut self,
+        replica: u32,
+        limits: BatchLimits,
+        preempted: &mut Vec<(RequestId, DeviceId)>,
+    ) -> Option<JobSpec> {
+        let mut iteration = std::mem::take(&mut self.scratch);
+        self.peek(replica, limits, &mut iteration);
+        let formed = self.commit(replica, &iteration, preempted);
+        self.scratch = iteration;
+        formed
+    }
+
+    fn commit(
+        &mut self,
+        index: u32,
+        plan: &Iteration,
+        preempted: &mut Vec<(RequestId, DeviceId)>,
+    ) -> Option<JobSpec> {
+        let id = ReplicaId { tenant: self.tenant, index };
+        let replica = self.replicas.get_mut(index as usize)?;
+        let admitted = self.waiting.iter().take(plan.admitted as usize);
+        self.waiting_tokens -= admitted.map(|sequence| u64::from(sequence.remaining())).sum::<u64>();
+        let formed = replica.commit(id, plan, &mut self.waiting, |request, device, freed| {
+            if freed > 0 {
+                preempted.push((request, device));
+            }
+        });
+        if plan.preempted > 0 {
+            self.count_waiting();
+        }
+        formed
+    }
+
+    fn count_waiting(&mut self) {
+        self.waiting_tokens = self.waiting.iter().map(|sequence| u64::from(sequence.remaining())).sum();
+    }
+
+    /// An iteration ended at `at`: its rows are computed, and `ended` requests got their last
+    /// token. They are appended to `completed`.
+    pub fn complete(&mut self, spec: &JobSpec, ended: &[Ended], at: Nanos, completed: &mut Vec<Completed>) {
+        let Some(replica) = self.replicas.get_mut(spec.key.replica as usize) else { return };
+        replica.absorb(spec, at);
+        if !ended.is_empty() {
+            replica.running.retain(|sequence| {
+                let done = ended.iter().any(|ended| ended.request == sequence.request);
+                if done {
+                    completed.push(sequence.completed());
+                }
+                !done
+            });
+        }
+    }
+
+    /// The iteration in flight will not be completed; its sequences are as before it was formed,
+    /// except for the blocks they got.
+    pub fn abandon(&mut self, replica: u32) {
+        if let Some(replica) = self.replicas.get_mut(replica as usize) {
+            replica.in_flight = false;
+        }
+    }
+
+    /// An iteration that was formed could not be placed: its blocks were not reserved.
+    pub fn withdraw_iteration(&mut self, spec: &JobSpec) {
+        let Some(replica) = self.replicas.get_mut(spec.key.replica as usize) else { return };
+        replica.in_flight = false;
+        let mut grown = spec.growth.iter().peekable();
+        for sequence in &mut replica.running {
+            if let Some(growth) = grown.next_if(|growth| growth.request == sequence.request) {
+                sequence.blocks = sequence.blocks.saturating_sub(growth.blocks);
+            }
+        }
+    }
+
+    /// Preempts sequences of a replica, the youngest first, until `blocks` blocks are free. Nothing
+    /// happens while an iteration is in flight. Returns the blocks that became free.
+    pub fn evict(&mut self, replica: u32, blocks: u32, preempted: &mut Vec<(RequestId, DeviceId)>) -> u32 {
+        let Some(state) = self.replicas.get_mut(replica as usize).filter(|state| !state.in_flight) else { return 0 };
+        let mut freed = 0;
+        while freed < blocks {
+            let Some((request, gone)) = state.preempt_youngest(&mut self.waiting) else { break };
+            if gone > 0 {
+                preempted.push((request, state.device));
+            }
+            freed += gone;
+        }
+        self.count_waiting();
+        freed
+    }
+
+    /// Every sequence of a replica lost its blocks, for instance with its device.
+    pub fn lose(&mut self, replica: u32) {
+        self.abandon(replica);
+        let mut lost = Vec::new();
+        self.evict(replica, u32::MAX, &mut lost);
+    }
+
+    /// A forecast of what a replica submits, iteration after iteration, on its own: it takes the
+    /// tenant's waiting requests, the oldest `depth` of them, as if no other replica did.
+    pub fn forecast(&self, replica: u32, limits: BatchLimits, depth: usize) -> Option<ReplicaForecast> {
+        let state = self.replicas.get(replica as usize)?;
+        Some(ReplicaForecast::new(
+            ReplicaId { tenant: self.tenant, index: replica },
+            state.clone(),
+            self.waiting.iter().take(depth).cloned().collect(),
+            self.options,
+            self.capped(limits),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    const LIMITS: BatchLimits = BatchLimits { tokens: 64, sequences: 8, new_blocks: 1000 };
+
+    fn batcher(replicas: u32) -> Batcher {
+        let options = BatchOptions { block_tokens: 4, growth_reserve: 0, ..BatchOptions::default() };
+        let mut batcher = Batcher::new(TenantId(0), options);
+        for device in 0..replicas {
+            batcher.add_replica(ModelId(0), DeviceId(device));
+        }
+        batcher
+    }
+
+    fn request(id: u64, prompt: u32) -> Sequence {
+        Sequence::new(RequestId(id), Nanos(id), None, prompt, 1000)
+    }
+
+    #[test]
+    fn a_replica_in_flight_offers_nothing() {
+        let mut batcher = batcher(1);
+        batcher.enter(request(0, 100));
+        let spec = batcher.form(0, LIMITS, &mut Vec::new()).unwrap();
+        assert!(batcher.form(0, LIMITS, &mut Vec::new()).is_none());
+        batcher.complete(&spec, &[], Nanos(5), &mut Vec::new());
+        let next = batcher.form(0, LIMITS, &mut Vec::new()).unwrap();
+        assert_eq!((next.rows[0].position, next.rows[0].tokens, next.rows[0].emits), (64, 36, true));
+        assert_eq!(next.key.iteration, spec.key.iteration + 1);
+    }
+
+    #[test]
+    fn two_replicas_never_take_the_same_request() {
+        let mut batcher = batcher(2);
+        (0..4).for_each(|id| batcher.enter(request(id, 32)));
+        let first = batcher.form(0, LIMITS, &mut Vec::new()).unwrap();
+        let second = batcher.form(1, LIMITS, &mut Vec::new()).unwrap();
+        let ids = |spec: &JobSpec| spec.rows.iter().map(|row| row.request.0).collect::<Vec<_>>();
+        assert_eq!((ids(&first), ids(&second)), (vec![0, 1], vec![2, 3]));
+    }
+
+    #[test]
+    fn an_evicted_sequence_keeps_its_answer_and_goes_first_again() {
+        let mut batcher = batcher(1);
+        batcher.enter(request(0, 10));
+        batcher.enter(request(1, 10));
+        let spec = batcher.form(0, LIMITS, &mut Vec::new()).unwrap();
+        let mut preempted = Vec::new();
+        assert_eq!(batcher.evict(0, 1, &mut preempted), 0, "not while its iteration is in flight");
+        batcher.complete(&spec, &[], Nanos(5), &mut Vec::new());
+        assert_eq!(batcher.evict(0, 1, &mut preempted), 3);
+        assert_eq!(preempted, [(RequestId(1), DeviceId(0))]);
+        let front = batcher.waiting().front().unwrap();
+        assert_eq!((front.request, front.produced, front.remaining()), (RequestId(1), 1, 11));
+    }
+
+    proptest! {
+        /// Whatever is formed, completed, evicted and lost: every request ends with exactly the
+        /// tokens it wants, and blocks always hold what was computed.
+        #[test]
+        fn every_request_ends_exactly_once(
+            wants in prop::collection::vec((1u32..50, 1u32..20), 1..12),
+            steps in prop::collection::vec((0u32..2, 0u8..8, 0u32..12), 0..120),
+        ) {
+            let mut batcher = batcher(2);
+            for (id, &(prompt, _)) in wants.iter().enumerate() {
+                batcher.enter(request(id as u64, prompt));
+            }
+            let mut flying: HashMap<u32, JobSpec> = HashMap::new();
+            let mut completed = Vec::new();
+            let drain = (0..4000).map(|step| (step % 2, 0u8, 1000u32));
+            for (replica, what, blocks) in steps.into_iter().chain(drain) {
+                match what {
+                    6 if !flying.contains_key(&replica) => { batcher.evict(replica, blocks, &mut Vec::new()); }
+                    7 => { flying.remove(&replica); batcher.lose(replica); }
+                    _ => {
+                        if let Some(spec) = flying.remove(&replica) {
+                            let ended: Vec<_> = spec.rows.iter().filter(|row| row.emits).filter_map(|row| {
+                                let sequence = batcher.replicas()[replica as usize].running().iter().find(|s| s.request == row.request)?;
+                                let produced = sequence.produced + 1;
+                                (produced == wants[row.request.0 as usize].1).then_some(Ended { request: row.request, produced })
+                            }).collect();
+                            batcher.complete(&spec, &ended, Nanos(1), &mut completed);
+                        }
+                        let limits = BatchLimits { new_blocks: blocks, ..LIMITS };
+                        if let Some(spec) = batcher.form(replica, limits, &mut Vec::new()) {
+                            flying.insert(replica, spec);
+                        }
+                    }
+                }
+                for sequence in batcher.replicas().iter().flat_map(ReplicaState::running) {
+                    prop_assert!(sequence.blocks * 4 >= sequence.computed);
+                }
+                let queued: u64 = batcher.waiting().iter().map(|s| u64::from(s.remaining())).sum();
+                prop_assert_eq!(batcher.waiting_tokens(), queued);
+            }
+            let mut ended: Vec<_> = completed.iter().map(|done| (done.request.0, done.produced)).collect();
+            ended.sort_unstable();
+            let expected: Vec<_> = wants.iter().enumerate().map(|(id, &(_, output))| (id as u64, output)).collect();
+            prop_assert_eq!(ended, expected);
+        }
+    }
+}

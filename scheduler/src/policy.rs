@@ -1,0 +1,107 @@
+//! The seam of a policy: events in, plans out.
+
+use slicescheduler_gmg::id::{DeviceId, TenantId};
+use slicescheduler_gmg::plan::{Event, Plan, WhatIf};
+use slicescheduler_gmg::tenant::{Class, LendingMode};
+use slicescheduler_gmg::units::{Bytes, Nanos};
+use slicescheduler_gmg::{GmgView, View};
+
+use crate::demand::Demand;
+
+/// How much a decision may cost, in what-if questions. Counted, not timed, so that a replay decides
+/// the same on every machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Questions that may still be asked.
+    pub evaluations: u32,
+}
+
+impl Budget {
+    /// At most `evaluations` questions.
+    pub const fn evaluations(evaluations: u32) -> Self {
+        Self { evaluations }
+    }
+
+    /// Takes one question; false if none is left.
+    pub fn take(&mut self) -> bool {
+        let left = self.evaluations > 0;
+        self.evaluations = self.evaluations.saturating_sub(1);
+        left
+    }
+}
+
+/// What a policy sees: the past and the present, never the future.
+pub struct Context<'a> {
+    /// The time.
+    pub now: Nanos,
+    /// The graph.
+    pub view: View<'a>,
+    /// What the tenants want to run.
+    pub demand: &'a dyn Demand,
+    /// The forecast.
+    pub what_if: &'a mut dyn WhatIf,
+    /// How much the decision may cost.
+    pub budget: Budget,
+}
+
+impl Context<'_> {
+    /// A plan without actions for the graph as it is.
+    pub fn plan(&self) -> Plan {
+        Plan::nothing(self.view.version())
+    }
+
+    /// The devices, ascending.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceId> + use<> {
+        (0..self.view.cluster().devices().len() as u32).map(DeviceId)
+    }
+}
+
+/// A tenant before the graph exists, for [`Policy::residency`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TenantShape<'a> {
+    /// Latency-sensitive or best-effort.
+    pub class: Class,
+    /// What guests may do on its devices.
+    pub lending: LendingMode,
+    /// Bytes of its model's weights.
+    pub weights: Bytes,
+    /// Its devices.
+    pub devices: &'a [DeviceId],
+}
+
+/// Which tenants' weights lie on which device: one list per device, the owner's own included.
+pub type Residency = Vec<Vec<TenantId>>;
+
+/// A scheduling policy.
+///
+/// The caller tells every event, in the order in which the graph took it, and carries the plan out
+/// before it tells the next. The implementer returns a plan that is valid for the graph that it
+/// was shown: it places work only on lanes that exist, never counts on an action of an earlier plan
+/// that may have been dropped, and decides the same for the same inputs. It must not keep a
+/// reference to anything in the context.
+pub trait Policy: Send {
+    /// Its name, for reports.
+    fn name(&self) -> &'static str;
+
+    /// Which weights should lie where, before anything runs. `memory` is what is usable on each
+    /// device. The default: every tenant on its own devices and nowhere else.
+    fn residency(&self, tenants: &[TenantShape<'_>], memory: &[Bytes]) -> Residency {
+        owners_only(tenants, memory.len())
+    }
+
+    /// Decides.
+    fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan;
+}
+
+/// Every tenant on its own devices.
+pub(crate) fn owners_only(tenants: &[TenantShape<'_>], devices: usize) -> Residency {
+    let mut residency = vec![Vec::new(); devices];
+    for (index, tenant) in tenants.iter().enumerate() {
+        for device in tenant.devices {
+            if let Some(models) = residency.get_mut(device.index()) {
+                models.push(TenantId(index as u32));
+            }
+        }
+    }
+    residency
+}

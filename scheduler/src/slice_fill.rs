@@ -1,0 +1,300 @@
+//! Filling slices: single operators of other tenants in the gaps of a device.
+//!
+//! *Right of way* on a lane is the order of [`Rank`]. Guests are recalled at an operator boundary
+//! by the lane itself when work of a higher rank is queued behind them, so an arrival never waits
+//! for a round trip to the planner, and a guest that is cut loses nothing: its activations stay and
+//! it goes on later.
+//!
+//! *Time.* The prompt of a latency-sensitive request is computed at once. Its answer is paced: as
+//! long as every token keeps its due time, best-effort work may go first (lending mode
+//! [`SloSlack`](LendingMode::SloSlack)). The latest start of the owner's next iteration is
+//! `due - reserve - forecast duration`; guests run until then, and are recalled if they are late.
+//! In mode [`Strict`](LendingMode::Strict) guests run only while the owner has nothing to run.
+//!
+//! *Space.* Guests leave a share of the KV blocks of a device free for the growth of its owner, and
+//! give back the youngest sequences when it shrinks.
+//!
+//! *Overflow.* When the forecast says that a tenant's waiting requests would miss their due time
+//! on its own devices, a replica on another device takes some of them, if the forecast says that
+//! nobody there misses one.
+
+mod candidates;
+mod overflow;
+mod residency;
+
+use std::ops::Range;
+
+use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId};
+use slicescheduler_gmg::plan::{Action, BatchLimits, Event, Forecast, Plan, Rank, Work};
+use slicescheduler_gmg::tenant::LendingMode;
+use slicescheduler_gmg::units::{Bytes, Nanos};
+use slicescheduler_gmg::GmgView;
+
+use crate::batching::Iteration;
+use crate::placing::{free_blocks, lane_of, total_blocks, touched};
+use crate::slice_fill::candidates::Candidates;
+use crate::policy::{Context, Policy, Residency, TenantShape};
+
+/// Settings of [`SliceFill`]. One setting serves every workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SliceFillOptions {
+    /// Slack that is never lent: room for prompts that arrive and for forecasts that are wrong, as
+    /// a share of the time to first token, in percent.
+    pub reserve_percent: u64,
+    /// The shortest slice worth starting in.
+    pub min_slice: Nanos,
+    /// Most tokens of a guest's iteration, so that its longest operator stays near the window that
+    /// cannot be recalled (300 us on an H100 for an 8B model).
+    pub guest_tokens: u32,
+    /// Share of a device's KV blocks that guests leave to the owner, in percent.
+    pub owner_blocks_percent: u32,
+    /// Whether latency-sensitive tenants may overflow to other devices.
+    pub overflow: bool,
+    /// How slices are lent, whatever the tenants say.
+    pub lending: Option<LendingMode>,
+}
+
+impl Default for SliceFillOptions {
+    fn default() -> Self {
+        Self {
+            reserve_percent: 25,
+            min_slice: Nanos::ms(1),
+            guest_tokens: 512,
+            owner_blocks_percent: 8,
+            overflow: true,
+            lending: None,
+        }
+    }
+}
+
+/// What a device remembers between events.
+#[derive(Clone, Debug, Default)]
+struct DeviceState {
+    /// Jobs that were recalled here and can go on.
+    suspended: Vec<Suspended>,
+    /// When work that lets guests go first has to start at the latest.
+    latest_start: Option<Nanos>,
+}
+
+#[derive(Clone, Debug)]
+struct Suspended {
+    job: JobId,
+    replica: ReplicaId,
+    ops: Range<u32>,
+    rank: Rank,
+    due: Nanos,
+}
+
+/// Something that could run on a device now.
+#[derive(Clone, Debug)]
+struct Candidate {
+    work: CandidateWork,
+    rank: Rank,
+    /// When its most urgent token is due.
+    due: Nanos,
+    /// True if it should run at once: it computes a prompt, or its owner does not lend its slack.
+    at_once: bool,
+}
+
+#[derive(Clone, Debug)]
+enum CandidateWork {
+    Form { replica: ReplicaId, limits: BatchLimits },
+    Resume { job: JobId, ops: Range<u32> },
+}
+
+/// The policy of this project; see the module's text.
+#[derive(Debug, Default)]
+pub struct SliceFill {
+    options: SliceFillOptions,
+    devices: Vec<DeviceState>,
+    scratch: Iteration,
+    forecast: Forecast,
+    questions: u64,
+}
+
+impl SliceFill {
+    /// A policy with these settings.
+    pub fn new(options: SliceFillOptions) -> Self {
+        Self { options, ..Self::default() }
+    }
+
+    /// What-if questions asked so far.
+    pub fn questions(&self) -> u64 {
+        self.questions
+    }
+
+    fn reserve_blocks(&self, context: &Context<'_>, device: DeviceId) -> u32 {
+        let total = u64::from(total_blocks(context.view, device));
+        (total * u64::from(self.options.owner_blocks_percent) / 100) as u32
+    }
+
+    /// Keeps the table of recalled jobs true.
+    fn note(&mut self, context: &Context<'_>, event: &Event) {
+        match event {
+            Event::Recalled { job, lane, done, end, .. } => {
+                let Some(found) = context.view.job(*job) else { return };
+                let Some(tenant) = context.view.model(found.spec.model).map(|model| model.tenant) else { return };
+                let replica = ReplicaId { tenant, index: found.spec.key.replica };
+                let due = found
+                    .spec
+                    .rows
+                    .iter()
+                    .filter_map(|row| {
+                        let request = context.view.request(row.request)?;
+                        let index = (row.position + row.tokens).saturating_sub(request.prompt);
+                        Some(request.due(index))
+                    })
+                    .min();
+                let entry = Suspended {
+                    job: *job,
+                    replica,
+                    ops: done.end..*end,
+                    rank: context.view.rank(tenant, lane.device),
+                    due: due.unwrap_or(Nanos::MAX),
+                };
+                self.devices[lane.device.index()].suspended.push(entry);
+            }
+            Event::DeviceLost { device, .. } => {
+                if let Some(state) = self.devices.get_mut(device.index()) {
+                    *state = DeviceState::default();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Decides what the device runs next, if its lane is free.
+    fn fill(&mut self, context: &mut Context<'_>, device: DeviceId, plan: &mut Plan) {
+        let lane = lane_of(device);
+        if context.view.is_lost(device) || context.view.lane(lane).is_none_or(|lane| !lane.is_empty()) {
+            return;
+        }
+        self.devices[device.index()].latest_start = None;
+        self.keep_reserve(context, device, plan);
+        let latency = self.latency_candidates(context, device, plan);
+        let best_effort = self.best_effort_candidate(context, device);
+        let strict = context.view.owner(device).is_some_and(|owner| !self.lends(context, owner));
+        let turn = |candidate: &&Candidate| (strict && candidate.rank != Rank::OwnerLatency, candidate.due, candidate.rank);
+        let at_once = latency.iter().filter(|candidate| candidate.at_once).min_by_key(turn);
+        let paced: Candidates = latency.iter().filter(|candidate| !candidate.at_once).cloned().collect();
+        match (at_once, paced.iter().min_by_key(turn), best_effort) {
+            (None, None, None) => {}
+            (None, Some(paced), None) => self.start(context, device, paced, plan),
+            (Some(first), None, _) => self.start(context, device, first, plan),
+            (None, None, Some(guest)) => self.start(context, device, &guest, plan),
+            (Some(first), Some(next), _) if first.rank == Rank::OwnerLatency || next.rank != Rank::OwnerLatency => {
+                self.start(context, device, first, plan);
+            }
+            (Some(guest), Some(next), _) => self.start_before(context, device, guest, &paced, next, plan),
+            (None, Some(next), Some(guest)) => self.start_before(context, device, &guest, &paced, next, plan),
+        }
+    }
+
+    /// Starts `guest` if paced work can wait for it, or else the most urgent paced work.
+    fn start_before(
+        &mut self,
+        context: &mut Context<'_>,
+        device: DeviceId,
+        guest: &Candidate,
+        paced: &[Candidate],
+        next: &Candidate,
+        plan: &mut Plan,
+    ) {
+        match self.latest_start(context, device, paced, guest) {
+            Some(latest) => {
+                self.devices[device.index()].latest_start = Some(latest);
+                self.start(context, device, guest, plan);
+            }
+            None => self.start(context, device, next, plan),
+        }
+    }
+
+    fn start(&mut self, context: &Context<'_>, device: DeviceId, candidate: &Candidate, plan: &mut Plan) {
+        let lane = lane_of(device);
+        match candidate.work.clone() {
+            CandidateWork::Form { replica, limits } => {
+                plan.actions.push(Action::FormBatch { replica, lane, limits, rank: candidate.rank });
+            }
+            CandidateWork::Resume { job, ops } => {
+                self.devices[device.index()].suspended.retain(|suspended| suspended.job != job);
+                if context.view.job(job).is_some() {
+                    let work = Work::Existing { job, ops };
+                    plan.actions.push(Action::Run { work, lane, rank: candidate.rank });
+                }
+            }
+        }
+    }
+
+    /// Guests give back blocks when they left the owner too few.
+    fn keep_reserve(&mut self, context: &Context<'_>, device: DeviceId, plan: &mut Plan) {
+        let (free, reserve) = (free_blocks(context.view, device), self.reserve_blocks(context, device));
+        if free >= reserve / 2 {
+            return;
+        }
+        let owner = context.view.owner(device);
+        let wanted = reserve - free;
+        if crate::placing::reclaim(context, device, wanted, plan) >= wanted {
+            return;
+        }
+        let state = &mut self.devices[device.index()];
+        let given_up = |suspended: &Suspended| suspended.rank < Rank::GuestLatency && Some(suspended.replica.tenant) != owner;
+        for suspended in state.suspended.iter().filter(|suspended| given_up(suspended)) {
+            plan.actions.push(Action::Cancel { job: suspended.job });
+            plan.actions.push(Action::EvictSequences { replica: suspended.replica, blocks: wanted });
+        }
+        state.suspended.retain(|suspended| !given_up(suspended));
+    }
+
+    /// Work whose latest start has come takes the lane from its guest.
+    fn call_in(&mut self, context: &mut Context<'_>, plan: &mut Plan) {
+        for device in context.devices() {
+            let state = &mut self.devices[device.index()];
+            if state.latest_start.is_none_or(|latest| latest > context.now) {
+                continue;
+            }
+            state.latest_start = None;
+            let lane = context.view.lane(lane_of(device));
+            if lane.is_none_or(|lane| lane.queue().iter().any(|entry| entry.rank >= Rank::GuestLatency)) {
+                continue;
+            }
+            let latency = self.latency_candidates(context, device, plan);
+            if let Some(first) = latency.iter().min_by_key(|c| (c.due, c.rank)).cloned() {
+                self.start(context, device, &first, plan);
+            }
+        }
+    }
+}
+
+impl Policy for SliceFill {
+    fn name(&self) -> &'static str {
+        "slice-fill"
+    }
+
+    fn residency(&self, tenants: &[TenantShape<'_>], memory: &[Bytes]) -> Residency {
+        residency::plan(tenants, memory, self.options.overflow)
+    }
+
+    fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
+        let mut plan = context.plan();
+        self.devices.resize_with(context.view.cluster().devices().len(), DeviceState::default);
+        self.note(context, event);
+        self.call_in(context, &mut plan);
+        match event {
+            Event::Arrived { request, .. } => self.on_arrival(context, *request, &mut plan),
+            _ => match touched(event) {
+                Some(device) => {
+                    self.fill(context, device, &mut plan);
+                }
+                None => {
+                    for device in context.devices() {
+                        self.fill(context, device, &mut plan);
+                    }
+                }
+            },
+        }
+        if let Some(latest) = self.devices.iter().filter_map(|state| state.latest_start).min() {
+            plan.wake(latest);
+        }
+        plan
+    }
+}

@@ -1,0 +1,198 @@
+//! What could run on a device now, and how long latency-sensitive work can wait.
+
+use smallvec::SmallVec;
+
+use slicescheduler_gmg::GmgView;
+use slicescheduler_gmg::id::{DeviceId, TenantId};
+use slicescheduler_gmg::job::JobSpec;
+use slicescheduler_gmg::plan::{Action, BatchLimits, Plan, Question, Rank, Work};
+use slicescheduler_gmg::tenant::LendingMode;
+use slicescheduler_gmg::units::Nanos;
+
+use crate::demand::ReplicaInfo;
+use crate::placing::{free_blocks, is_latency, lane_of, reclaim, unlimited};
+use crate::policy::Context;
+use crate::slice_fill::{Candidate, CandidateWork, SliceFill};
+
+pub(super) type Candidates = SmallVec<[Candidate; 4]>;
+
+impl SliceFill {
+    /// Latency-sensitive work on `device`: recalled jobs, the owner's next iteration, and the next
+    /// iterations of sequences that overflowed to it earlier.
+    pub(super) fn latency_candidates(
+        &mut self,
+        context: &mut Context<'_>,
+        device: DeviceId,
+        plan: &mut Plan,
+    ) -> Candidates {
+        let view = context.view;
+        let mut candidates = Candidates::new();
+        for suspended in &self.devices[device.index()].suspended {
+            if suspended.rank >= Rank::GuestLatency {
+                candidates.push(Candidate {
+                    work: CandidateWork::Resume { job: suspended.job, ops: suspended.ops.clone() },
+                    rank: suspended.rank,
+                    due: suspended.due,
+                    at_once: true,
+                });
+            }
+        }
+        let owner = view.owner(device);
+        for tenant in (0..view.tenants().len() as u32).map(TenantId) {
+            if !is_latency(view, tenant) {
+                continue;
+            }
+            let Some(replica) = context.demand.replica_on(tenant, device) else { continue };
+            if replica.in_flight || !view.is_resident(replica.model, device) {
+                continue;
+            }
+            let is_owner = owner == Some(tenant);
+            let admits = is_owner || self.should_take_over(context, &replica);
+            if replica.running == 0 && !admits {
+                continue;
+            }
+            let mut limits = unlimited(free_blocks(view, device));
+            if !admits {
+                limits.sequences = replica.running;
+            }
+            context.demand.peek(replica.id, limits, &mut self.scratch);
+            if is_owner && (self.scratch.short_of_blocks || self.scratch.preempted > 0) {
+                let wanted = context.demand.waiting(tenant).map_or(64, |waiting| waiting.tokens / 16 + 64);
+                let wanted = wanted.min(u64::from(crate::placing::total_blocks(view, device))) as u32;
+                limits.new_blocks += reclaim(context, device, wanted, plan);
+                context.demand.peek(replica.id, limits, &mut self.scratch);
+            }
+            if self.scratch.is_empty() && self.scratch.preempted == 0 {
+                continue;
+            }
+            candidates.push(Candidate {
+                work: CandidateWork::Form { replica: replica.id, limits },
+                rank: view.rank(tenant, device),
+                due: self.scratch.due,
+                at_once: !self.scratch.is_decode_only() || !self.lends(context, tenant),
+            });
+        }
+        candidates
+    }
+
+    /// True if best-effort work may delay `tenant` within its due times.
+    pub(super) fn lends(&self, context: &Context<'_>, tenant: TenantId) -> bool {
+        let own = context.view.tenant(tenant).map(|tenant| tenant.lending);
+        self.options.lending.or(own) == Some(LendingMode::SloSlack)
+    }
+
+    /// Best-effort work on `device`: a recalled job first, then the owner's, then a guest's.
+    pub(super) fn best_effort_candidate(&mut self, context: &Context<'_>, device: DeviceId) -> Option<Candidate> {
+        let view = context.view;
+        let suspended = self.devices[device.index()].suspended.iter().find(|s| s.rank < Rank::GuestLatency);
+        if let Some(suspended) = suspended {
+            return Some(Candidate {
+                work: CandidateWork::Resume { job: suspended.job, ops: suspended.ops.clone() },
+                rank: suspended.rank,
+                due: Nanos::MAX,
+                at_once: false,
+            });
+        }
+        let owner = view.owner(device);
+        let owner_first = owner.into_iter().chain((0..view.tenants().len() as u32).map(TenantId));
+        for tenant in owner_first {
+            if is_latency(view, tenant) {
+                continue;
+            }
+            let Some(replica) = context.demand.replica_on(tenant, device) else { continue };
+            if replica.in_flight || !view.is_resident(replica.model, device) {
+                continue;
+            }
+            let limits = self.best_effort_limits(context, &replica, owner == Some(tenant));
+            context.demand.peek(replica.id, limits, &mut self.scratch);
+            if !self.scratch.is_empty() {
+                return Some(Candidate {
+                    work: CandidateWork::Form { replica: replica.id, limits },
+                    rank: view.rank(tenant, device),
+                    due: Nanos::MAX,
+                    at_once: false,
+                });
+            }
+        }
+        None
+    }
+
+    fn best_effort_limits(&self, context: &Context<'_>, replica: &ReplicaInfo, is_owner: bool) -> BatchLimits {
+        let free = free_blocks(context.view, replica.device);
+        let reserve = self.reserve_blocks(context, replica.device);
+        let limits = unlimited(free.saturating_sub(reserve));
+        if is_owner { limits } else { BatchLimits { tokens: self.options.guest_tokens, ..limits } }
+    }
+
+    /// How long the paced work of `device` can wait while `guest` runs; [`None`] if it cannot, or if
+    /// the forecast finds that a due time or the memory would be violated.
+    pub(super) fn latest_start(
+        &mut self,
+        context: &mut Context<'_>,
+        device: DeviceId,
+        paced: &[Candidate],
+        guest: &Candidate,
+    ) -> Option<Nanos> {
+        if !context.budget.take() {
+            return None;
+        }
+        let lane = lane_of(device);
+        let mut actions: SmallVec<[Action; 4]> = SmallVec::new();
+        for candidate in paced {
+            actions.push(self.as_action(context, candidate, device));
+        }
+        let due = paced.iter().map(|candidate| candidate.due).min()?;
+        let now = context.now;
+        let alone = self.finish_of_last(context, &actions)?;
+        let ttft = paced
+            .iter()
+            .filter_map(|candidate| match candidate.work {
+                CandidateWork::Form { replica, .. } => context.view.tenant(replica.tenant)?.slo,
+                CandidateWork::Resume { .. } => None,
+            })
+            .map(|slo| slo.ttft)
+            .min()?;
+        let reserve = ttft.scale(self.options.reserve_percent, 100);
+        let latest = due - reserve - (alone - now);
+        if latest < now + self.options.min_slice || !context.budget.take() {
+            return None;
+        }
+        for action in &mut actions {
+            if let Action::Run { work: Work::New(spec), .. } = action {
+                spec.release = latest;
+            }
+        }
+        let mut guest_action = self.as_action(context, guest, device);
+        if let Action::Run { lane: on, .. } = &mut guest_action {
+            *on = lane;
+        }
+        actions.insert(0, guest_action);
+        let finish = self.finish_of_last(context, &actions)?;
+        (finish <= due && self.forecast.first_shortage().is_none()).then_some(latest)
+    }
+
+    /// The candidate as the action that the forecast understands: a job with the dims of the
+    /// iteration, without its rows.
+    fn as_action(&mut self, context: &Context<'_>, candidate: &Candidate, device: DeviceId) -> Action {
+        let lane = lane_of(device);
+        let work = match &candidate.work {
+            CandidateWork::Resume { job, ops } => Work::Existing { job: *job, ops: ops.clone() },
+            CandidateWork::Form { replica, limits } => {
+                context.demand.peek(*replica, *limits, &mut self.scratch);
+                let model = context.demand.replica(*replica).map(|replica| replica.model);
+                let spec = JobSpec::of(model.unwrap_or(slicescheduler_gmg::id::ModelId(0)));
+                Work::New(Box::new(spec.bind(self.scratch.binding())))
+            }
+        };
+        Action::Run { work, lane, rank: candidate.rank }
+    }
+
+    /// When the last of `actions` would finish.
+    pub(super) fn finish_of_last(&mut self, context: &mut Context<'_>, actions: &[Action]) -> Option<Nanos> {
+        self.questions += 1;
+        let horizon = context.now + Nanos::secs(2);
+        let question = Question { actions, continuations: &mut [], horizon };
+        context.what_if.what_if(context.now, question, &mut self.forecast).ok()?;
+        self.forecast.finish_of_action(actions.len() - 1)
+    }
+}

@@ -1,0 +1,162 @@
+//! Arrivals of latency-sensitive tenants: at home if that is in time, on others' devices if not.
+
+use smallvec::SmallVec;
+
+use slicescheduler_gmg::GmgView;
+use slicescheduler_gmg::id::{DeviceId, RequestId, TenantId};
+use slicescheduler_gmg::job::JobSpec;
+use slicescheduler_gmg::plan::{Action, BatchLimits, Plan, Rank, Work};
+use slicescheduler_gmg::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, TOKENS};
+use slicescheduler_gmg::units::Nanos;
+
+use crate::demand::{ReplicaInfo, Waiting};
+use crate::placing::{form, free_blocks, is_latency, lane_of, unlimited};
+use crate::policy::Context;
+use crate::slice_fill::SliceFill;
+
+impl SliceFill {
+    pub(super) fn on_arrival(&mut self, context: &mut Context<'_>, request: RequestId, plan: &mut Plan) {
+        let Some(tenant) = context.view.request(request).map(|request| request.tenant) else { return };
+        if !is_latency(context.view, tenant) {
+            for device in context.devices() {
+                if context.demand.replica_on(tenant, device).is_some() {
+                    self.fill(context, device, plan);
+                }
+            }
+            return;
+        }
+        if !self.start_at_home(context, tenant, plan) {
+            self.overflow(context, tenant, plan);
+        }
+    }
+
+    /// Starts the tenant's next iteration on one of its own devices, taking the lane from a guest
+    /// if need be. False if all of them run work of the same right of way.
+    fn start_at_home(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) -> bool {
+        let view = context.view;
+        let home = context
+            .devices()
+            .filter(|&device| view.owner(device) == Some(tenant))
+            .filter(|&device| !view.is_lost(device) && runs_below(context, device, Rank::OwnerLatency))
+            .filter_map(|device| context.demand.replica_on(tenant, device))
+            .filter(|replica| !replica.in_flight)
+            .min_by_key(|replica| (!runs_below(context, replica.device, Rank::GuestLatency), replica.running, replica.device));
+        let Some(replica) = home else { return false };
+        self.devices[replica.device.index()].latest_start = None;
+        let before = plan.actions.len();
+        let candidates = self.latency_candidates(context, replica.device, plan);
+        let own = candidates.iter().find(|candidate| candidate.rank == Rank::OwnerLatency).cloned();
+        match own {
+            Some(own) => self.start(context, replica.device, &own, plan),
+            None => plan.actions.truncate(before),
+        }
+        true
+    }
+
+    /// True if the forecast says that waiting requests of the replica's tenant would be late on
+    /// the tenant's own devices.
+    pub(super) fn should_take_over(&mut self, context: &mut Context<'_>, replica: &ReplicaInfo) -> bool {
+        let tenant = replica.id.tenant;
+        match context.demand.waiting(tenant) {
+            Some(waiting) if self.options.overflow => self.is_late_at_home(context, tenant, &waiting).is_some(),
+            _ => false,
+        }
+    }
+
+    /// When the tenant's own devices would have computed what waits, if that is too late for the
+    /// youngest of it.
+    fn is_late_at_home(&mut self, context: &mut Context<'_>, tenant: TenantId, waiting: &Waiting) -> Option<Nanos> {
+        let finish = self.home_finish(context, tenant, waiting);
+        let slo = context.view.tenant(tenant).and_then(|tenant| tenant.slo)?;
+        let margin = slo.ttft.scale(self.options.reserve_percent, 100);
+        (finish > waiting.last_due - margin).then_some(finish)
+    }
+
+    /// When the tenant's own devices would have computed all that waits, each taking iterations as
+    /// large as its budget. [`Nanos::MAX`] if none of them lives, zero if it cannot be forecast.
+    fn home_finish(&mut self, context: &mut Context<'_>, tenant: TenantId, waiting: &Waiting) -> Nanos {
+        let view = context.view;
+        let home: SmallVec<[ReplicaInfo; 4]> = context
+            .devices()
+            .filter(|&device| view.owner(device) == Some(tenant) && !view.is_lost(device))
+            .filter_map(|device| context.demand.replica_on(tenant, device))
+            .collect();
+        if home.is_empty() {
+            return Nanos::MAX;
+        }
+        if !context.budget.take() {
+            return Nanos::ZERO;
+        }
+        let share = waiting.tokens.div_ceil(home.len() as u64).max(1);
+        let tokens = share.min(u64::from(context.demand.token_budget(tenant)).max(1));
+        let rounds = share.div_ceil(tokens);
+        let actions: SmallVec<[Action; 4]> = home
+            .iter()
+            .map(|replica| prompt_action(replica, tokens, waiting, Rank::OwnerLatency))
+            .collect();
+        if self.finish_of_last(context, &actions).is_none() {
+            return Nanos::ZERO;
+        }
+        let runs = self.forecast.runs.iter().filter(|run| run.action.is_some());
+        runs.map(|run| run.finish + (run.finish - run.start).times(rounds - 1)).max().unwrap_or(Nanos::ZERO)
+    }
+
+    /// Gives waiting requests that would be late at home to replicas on other devices, the one that
+    /// would finish first in turn.
+    fn overflow(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) {
+        let Some(mut waiting) = context.demand.waiting(tenant).filter(|_| self.options.overflow) else { return };
+        let mut hosts: SmallVec<[ReplicaInfo; 8]> = context
+            .devices()
+            .filter(|&device| context.view.owner(device) != Some(tenant) && self.can_host(context, device))
+            .filter_map(|device| context.demand.replica_on(tenant, device))
+            .filter(|replica| !replica.in_flight && context.view.is_resident(replica.model, replica.device))
+            .collect();
+        let tokens = u64::from(context.demand.token_budget(tenant));
+        while waiting.tokens > 0 && !hosts.is_empty() {
+            let Some(home) = self.is_late_at_home(context, tenant, &waiting) else { return };
+            let mut best: Option<(Nanos, usize)> = None;
+            for (index, replica) in hosts.iter().enumerate() {
+                if !context.budget.take() {
+                    break;
+                }
+                let action = prompt_action(replica, tokens.min(waiting.tokens), &waiting, Rank::GuestLatency);
+                let Some(finish) = self.finish_of_last(context, &[action]) else { continue };
+                let latest = self.devices[replica.device.index()].latest_start;
+                let harmless = latest.is_none_or(|latest| finish <= latest);
+                let fits = self.forecast.first_shortage().is_none();
+                if harmless && fits && finish < home && best.is_none_or(|(other, _)| finish < other) {
+                    best = Some((finish, index));
+                }
+            }
+            let Some((_, index)) = best else { return };
+            let replica = hosts.remove(index);
+            let limits = BatchLimits { tokens: tokens as u32, ..unlimited(free_blocks(context.view, replica.device)) };
+            form(context.view, &replica, limits, plan);
+            waiting.tokens = waiting.tokens.saturating_sub(tokens);
+        }
+    }
+
+    /// True if the device could start a guest's prompt now: nothing latency-sensitive is on its
+    /// lane, and nothing waits to go on.
+    fn can_host(&self, context: &Context<'_>, device: DeviceId) -> bool {
+        let waits = self.devices[device.index()].suspended.iter().any(|suspended| suspended.rank >= Rank::GuestLatency);
+        !context.view.is_lost(device) && !waits && runs_below(context, device, Rank::GuestLatency)
+    }
+}
+
+/// A forecast's stand-in for an iteration that computes `tokens` tokens of waiting prompts.
+fn prompt_action(replica: &ReplicaInfo, tokens: u64, waiting: &Waiting, rank: Rank) -> Action {
+    let prompt = (waiting.tokens / waiting.requests.max(1) as u64).max(1).min(tokens);
+    let binding = Binding::default()
+        .bind(TOKENS, tokens)
+        .bind(SEQUENCES, tokens.div_ceil(prompt))
+        .bind(CONTEXT, tokens)
+        .bind(PAIRS, tokens * prompt.div_ceil(2));
+    let spec = JobSpec::of(replica.model).bind(binding);
+    Action::Run { work: Work::New(Box::new(spec)), lane: lane_of(replica.device), rank }
+}
+
+/// True if whatever runs or waits on the device's lane is below `rank`.
+fn runs_below(context: &Context<'_>, device: DeviceId, rank: Rank) -> bool {
+    context.view.lane(lane_of(device)).is_some_and(|lane| lane.queue().iter().all(|entry| entry.rank < rank))
+}

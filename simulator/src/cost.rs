@@ -1,0 +1,131 @@
+//! How long operators take.
+//!
+//! A [`CostModel`] turns the work of one operator into time. Nobody asks it while a simulation
+//! runs: a job's durations are compiled once into a [`JobCost`], which answers for any run of its
+//! operators in constant time, because a repeated block repeats its durations.
+
+mod job;
+mod roofline;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+pub use job::JobCost;
+pub use roofline::{Efficiency, Profile, Roofline};
+
+use slicescheduler_gmg::cluster::DeviceSpec;
+use slicescheduler_gmg::dtype::DType;
+use slicescheduler_gmg::graph::{OpGraph, OpView};
+use slicescheduler_gmg::semantics::{OpCost, OpKind};
+use slicescheduler_gmg::shape::Binding;
+use slicescheduler_gmg::units::Nanos;
+
+/// How an estimate came about, from best to worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Confidence {
+    /// Measured with these dims on this kind of device.
+    Measured,
+    /// Between measured dims.
+    Interpolated,
+    /// Beyond the measured dims.
+    Extrapolated,
+    /// From a formula, without measurements.
+    Modelled,
+}
+
+/// What a cost model says about one operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    /// How long it takes alone on a lane; at least 1 ns.
+    pub duration: Nanos,
+    /// How the estimate came about.
+    pub confidence: Confidence,
+}
+
+/// One operator with everything that an estimate may depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation<'a> {
+    /// The template that it is part of.
+    pub template: &'a OpGraph,
+    /// The operator in its template: names, tensors, shapes.
+    pub op: OpView<'a>,
+    /// What it computes.
+    pub kind: &'a OpKind,
+    /// Its work under `binding`.
+    pub cost: OpCost,
+    /// The dims of the job.
+    pub binding: &'a Binding,
+    /// The kind of device that it runs on.
+    pub device: &'a DeviceSpec,
+}
+
+impl Operation<'_> {
+    /// The element type that decides which arithmetic unit does the work: that of the operator's
+    /// weight, or of its first output if it has none.
+    pub fn dtype(&self) -> DType {
+        let weight = self.op.weights().next().map(|weight| weight.tensor.dtype);
+        let first = || self.op.outputs().next().and_then(|id| self.template.tensor(id)).map(|view| view.tensor.dtype);
+        weight.or_else(first).unwrap_or(DType::F32)
+    }
+}
+
+/// Turns the work of an operator into time.
+///
+/// # Contract
+///
+/// - Pure: equal operations give equal estimates until [`version`](Self::version) changes, on every
+///   call and on every machine. Floating point is fine for `+ - * /`, which round alike everywhere;
+///   functions of the platform's mathematics library are not.
+/// - A duration is that of the operator alone on a lane of the device. What others on the device do
+///   to it is not part of it.
+/// - [`estimate`](Self::estimate) is called for every stored operator of every job: it must not
+///   allocate, block or panic, and must accept every binding, zero sizes included.
+/// - Zero durations are read as 1 ns, so that time moves on.
+///
+/// # Example
+///
+/// ```
+/// use slicescheduler_gmg::units::Nanos;
+/// use slicescheduler_simulator::cost::{Confidence, CostModel, Estimate, Operation};
+///
+/// /// Every operator takes as long as its bytes need at 100 GB/s.
+/// #[derive(Debug)]
+/// struct Copies;
+///
+/// impl CostModel for Copies {
+///     fn name(&self) -> &str {
+///         "copies"
+///     }
+///
+///     fn estimate(&self, operation: &Operation<'_>) -> Estimate {
+///         let duration = Nanos(operation.cost.bytes().get() / 100);
+///         Estimate { duration, confidence: Confidence::Modelled }
+///     }
+/// }
+/// ```
+pub trait CostModel: Debug + Send + Sync {
+    /// Its name in reports.
+    fn name(&self) -> &str;
+
+    /// Changes whenever estimates do.
+    fn version(&self) -> u64 {
+        0
+    }
+
+    /// How long the operator takes alone.
+    fn estimate(&self, operation: &Operation<'_>) -> Estimate;
+}
+
+impl<T: CostModel + ?Sized> CostModel for Arc<T> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn version(&self) -> u64 {
+        (**self).version()
+    }
+
+    fn estimate(&self, operation: &Operation<'_>) -> Estimate {
+        (**self).estimate(operation)
+    }
+}

@@ -1,0 +1,83 @@
+//! Reading scenario files, and finding the traces that they name.
+
+use std::path::{Path, PathBuf};
+
+use super::raw::RawScenario;
+use super::validate::Validator;
+use super::{Location, Scenario, ScenarioError};
+
+const DEFAULT: &str = include_str!("default.toml");
+const CPU: &str = include_str!("cpu.toml");
+
+/// The largest scenario file that is read.
+const LARGEST_FILE: u64 = 4 << 20;
+
+impl Scenario {
+    /// Reads and validates the scenario in `file`. A relative trace path is looked for in
+    /// `data_dir`, where given (with its folders, then without), then beside the scenario file.
+    ///
+    /// # Errors
+    /// [`ScenarioError`], for the first thing that is wrong.
+    pub fn load(file: &Path, data_dir: Option<&Path>) -> Result<Self, ScenarioError> {
+        let read_error = |source| ScenarioError::Read { file: file.into(), source };
+        let size = std::fs::metadata(file).map_err(read_error)?.len();
+        if size > LARGEST_FILE {
+            let message = format!("{size} bytes: expected a scenario of at most {LARGEST_FILE} bytes");
+            return Err(ScenarioError::Syntax { at: Location::file(file), message });
+        }
+        let text = std::fs::read_to_string(file).map_err(read_error)?;
+        Self::parse(&text, file, data_dir)
+    }
+
+    /// Validates the scenario in `text` as [`load`](Self::load) does. `file` is its name in
+    /// messages, and its folder is where relative trace paths start.
+    ///
+    /// # Errors
+    /// [`ScenarioError`], for the first thing that is wrong.
+    pub fn parse(text: &str, file: &Path, data_dir: Option<&Path>) -> Result<Self, ScenarioError> {
+        let raw: RawScenario = toml::from_str(text).map_err(|error| syntax_error(&error, text, file))?;
+        Validator { file, text, data_dir }.scenario(raw)
+    }
+
+    /// The default workload: generated, on 8 H100. Three latency-sensitive tenants with two
+    /// replicas each, two arriving like the Azure code trace and one like the conversation trace,
+    /// and a best-effort tenant with a backlog on the other two devices.
+    ///
+    /// # Errors
+    /// None while the embedded text is the one that the crate was released with.
+    pub fn embedded() -> Result<Self, ScenarioError> {
+        Self::parse(DEFAULT, Path::new("default.toml"), None)
+    }
+
+    /// The default workload of the CPU backend: a bursty latency-sensitive tenant and a
+    /// best-effort tenant with the tiny decoder, 20 s on two CPU lanes.
+    ///
+    /// # Errors
+    /// None while the embedded text is the one that the crate was released with.
+    pub fn embedded_cpu() -> Result<Self, ScenarioError> {
+        Self::parse(CPU, Path::new("cpu.toml"), None)
+    }
+}
+
+fn syntax_error(error: &toml::de::Error, text: &str, file: &Path) -> ScenarioError {
+    let at = match error.span() {
+        Some(span) => Location::at(file, text, span.start),
+        None => Location::file(file),
+    };
+    let line = at.position.and_then(|(line, _)| text.lines().nth(line as usize - 1)).map(str::trim).unwrap_or_default();
+    let shown: String = line.chars().take(80).collect();
+    let message = if shown.is_empty() { error.message().into() } else { format!("{} (in: {shown})", error.message()) };
+    ScenarioError::Syntax { at, message }
+}
+
+/// Where the trace `named` is looked for, in this order.
+pub(super) fn candidates(named: &Path, scenario: &Path, data_dir: Option<&Path>) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    if let Some(data_dir) = data_dir {
+        paths.push(data_dir.join(named));
+        paths.extend(named.file_name().map(|name| data_dir.join(name)));
+    }
+    paths.push(scenario.parent().unwrap_or(Path::new("")).join(named));
+    paths.dedup();
+    paths
+}

@@ -1,0 +1,84 @@
+//! From the description of a tenant's requests to the requests.
+
+use slicescheduler_gmg::units::Nanos;
+
+use super::{Scenario, Workload};
+use crate::workload::rng::Seed;
+use crate::workload::transform::Transform;
+use crate::workload::{ArrivalStream, Backlog, Generator, Lengths, Shift, WorkloadError};
+
+/// The requests of one tenant.
+pub enum Source {
+    /// They arrive at their time; the stream ends with the scenario's duration or the trace.
+    Arrivals(ArrivalStream),
+    /// They are all there from the start.
+    Backlog {
+        /// Prompt and output lengths in the order of service; does not end.
+        requests: BacklogRequests,
+        /// How many of the oldest unfinished requests may be run at a time.
+        window: u32,
+    },
+}
+
+/// The requests of a backlog: pairs of prompt and output length.
+#[derive(Clone, Debug)]
+pub struct BacklogRequests {
+    requests: Backlog,
+    lengths: Lengths,
+}
+
+impl Iterator for BacklogRequests {
+    type Item = (u32, u32);
+
+    fn next(&mut self) -> Option<(u32, u32)> {
+        self.requests.next().map(|(prompt, output)| self.lengths.apply(prompt, output))
+    }
+}
+
+impl Scenario {
+    /// The requests of the tenant at `index`, or [`None`] if there is no such tenant. They depend on
+    /// the scenario alone, so that every policy sees the same ones.
+    ///
+    /// The seed of the scenario shifts every trace by the same share of its length
+    /// ([`Shift::seeded`]), and starts every generator anew.
+    ///
+    /// # Errors
+    /// What [`TraceFile::shifted`](crate::workload::TraceFile::shifted) gives.
+    pub fn requests(&self, index: usize) -> Result<Option<Source>, WorkloadError> {
+        let Some(tenant) = self.tenants.get(index) else {
+            return Ok(None);
+        };
+        let transform = |rate_scale: f64, lengths: Lengths| Transform {
+            rate_scale: rate_scale * self.rate_scale,
+            lengths,
+            until: self.duration,
+        };
+        let seed = |own: &Option<u64>| Seed(self.seed).derive(own.unwrap_or(index as u64)).0;
+        Ok(Some(match &tenant.workload {
+            Workload::Trace { file, shift, rate_scale, lengths } => {
+                let records = file.shifted(&[*shift, Shift::seeded(self.seed)])?;
+                Source::Arrivals(Box::new(transform(*rate_scale, *lengths).apply(records)))
+            }
+            Workload::Generated { preset, rate_scale, seed: own, lengths } => {
+                let records = Generator::new(*preset, seed(own)).map(Ok);
+                Source::Arrivals(Box::new(transform(*rate_scale, *lengths).apply(records)))
+            }
+            Workload::Backlog { preset, window, seed: own, lengths } => Source::Backlog {
+                requests: BacklogRequests { requests: Backlog::new(*preset, seed(own)), lengths: *lengths },
+                window: *window,
+            },
+        }))
+    }
+
+    /// Multiplies the arrival rate of every tenant that has one by `factor`, above zero and finite.
+    ///
+    /// A scenario with a trace also gets shorter by the factor (duration and warm-up), so that it
+    /// replays the same requests at every rate; without a trace the duration stays.
+    pub fn scale_rate(&mut self, factor: f64) {
+        self.rate_scale *= factor;
+        if self.tenants.iter().any(|tenant| matches!(tenant.workload, Workload::Trace { .. })) {
+            self.duration = Nanos::from_secs_f64(self.duration.as_secs_f64() / factor);
+            self.warm_up = Nanos::from_secs_f64(self.warm_up.as_secs_f64() / factor);
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! From the file as written to a scenario: defaults, and everything that relates values.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::ops::Range;
+use std::path::Path;
+
+use slicescheduler_gmg::dtype::DType;
+use slicescheduler_gmg::id::DeviceId;
+use slicescheduler_gmg::templates::DenseSpec;
+use slicescheduler_gmg::tenant::{Class, LendingMode, Slo};
+use slicescheduler_gmg::units::{Bandwidth, Nanos};
+use toml::Spanned;
+
+use super::files::candidates;
+use super::raw::{Factor, NameOr, RawCluster, RawContainer, RawEngine, RawLink, RawModel, RawPolicy, RawScenario};
+use super::raw::{RawSlo, RawTenant, RawWorkload, Text};
+use super::{
+    ClusterSpec, ContainerSpec, EngineLimits, LinkOverride, Location, MODELS, NodeSpec, POLICIES, PolicySpec, Scenario,
+    ScenarioError, Tenant, Workload, named_model,
+};
+use crate::workload::{Lengths, MAX_TOKENS, Shift, TraceFile};
+
+/// Devices in a cluster; far above what a plan is made for, low enough for a typing error to be
+/// noticed before memory runs out.
+const MOST_DEVICES: u64 = 1 << 17;
+/// The largest dimension of a model.
+const LARGEST_DIM: u32 = 1 << 24;
+
+pub(super) struct Validator<'a> {
+    pub(super) file: &'a Path,
+    pub(super) text: &'a str,
+    pub(super) data_dir: Option<&'a Path>,
+}
+
+/// The devices of the cluster, and which tenants have them.
+struct Devices<'t> {
+    total: usize,
+    owners: BTreeMap<u32, &'t str>,
+}
+
+type Checked<T> = Result<T, ScenarioError>;
+
+impl Validator<'_> {
+    pub(super) fn scenario(&self, raw: RawScenario) -> Checked<Scenario> {
+        let duration = self.positive("duration", &raw.duration)?;
+        let warm_up = match &raw.warm_up {
+            None => Nanos::ZERO,
+            Some(warm_up) if warm_up.get_ref().0 < duration => warm_up.get_ref().0,
+            Some(warm_up) => {
+                let expected = format!("less than the duration ({duration})");
+                return Err(self.error(warm_up.span(), "warm_up", warm_up.get_ref().0, expected));
+            }
+        };
+        let cluster = self.cluster(raw.cluster)?;
+        let tenants = self.tenants(&raw.tenants, &cluster)?;
+        Ok(Scenario {
+            seed: raw.seed.unwrap_or(0),
+            duration,
+            warm_up,
+            rate_scale: raw.rate_scale.map_or(1.0, |factor| factor.0),
+            cluster,
+            tenants,
+            policies: self.policies(&raw.policies)?,
+            engine: self.engine(&raw.engine)?,
+        })
+    }
+
+    fn cluster(&self, raw: RawCluster) -> Checked<ClusterSpec> {
+        let usable = match &raw.usable {
+            None => 0.9,
+            Some(share) if *share.get_ref() > 0.0 && *share.get_ref() <= 1.0 => *share.get_ref(),
+            Some(share) => {
+                return Err(self.error(share.span(), "cluster.usable", share.get_ref(), "a share above 0, at most 1"));
+            }
+        };
+        let mut nodes = Vec::new();
+        let mut total = 0_u64;
+        for (index, node) in raw.nodes.get_ref().iter().enumerate() {
+            let key = format!("cluster.nodes[{index}]");
+            let node = node.get_ref();
+            let devices = self.at_least_one(&format!("{key}.devices"), &node.devices)?;
+            let count = match &node.count {
+                Some(count) => self.at_least_one(&format!("{key}.count"), count)?,
+                None => 1,
+            };
+            total += u64::from(count) * u64::from(devices);
+            if total > MOST_DEVICES {
+                let expected = format!("at most {MOST_DEVICES} devices in the cluster");
+                return Err(self.error(node.devices.span(), &key, format!("{count} x {devices} devices"), expected));
+            }
+            let spec = NodeSpec {
+                devices,
+                kind: node.kind.0,
+                nvlink: self.link(&format!("{key}.nvlink"), &node.nvlink)?,
+                pcie: self.link(&format!("{key}.pcie"), &node.pcie)?,
+                host_memory: node.host_memory.map(|memory| memory.0),
+            };
+            nodes.extend(std::iter::repeat_n(spec, count as usize));
+        }
+        if nodes.is_empty() {
+            return Err(self.error(raw.nodes.span(), "cluster.nodes", "empty", "at least one node"));
+        }
+        Ok(ClusterSpec { nodes, usable, network: self.link("cluster.network", &raw.network)? })
+    }
+
+    fn link(&self, key: &str, raw: &RawLink) -> Checked<LinkOverride> {
+        let bandwidth = match &raw.bandwidth {
+            None => None,
+            Some(bandwidth) if bandwidth.get_ref().0 == Bandwidth::ZERO => {
+                return Err(self.error(bandwidth.span(), &format!("{key}.bandwidth"), "zero", "more than zero"));
+            }
+            Some(bandwidth) => Some(bandwidth.get_ref().0),
+        };
+        Ok(LinkOverride { bandwidth, latency: raw.latency.map(|latency| latency.0) })
+    }
+
+    fn tenants(&self, raw: &Spanned<Vec<Spanned<RawTenant>>>, cluster: &ClusterSpec) -> Checked<Vec<Tenant>> {
+        let mut tenants = Vec::new();
+        let mut names = BTreeMap::new();
+        let mut devices = Devices { total: cluster.devices().count(), owners: BTreeMap::new() };
+        for (index, tenant) in raw.get_ref().iter().enumerate() {
+            let key = format!("tenants[{index}]");
+            let name = &tenant.get_ref().name;
+            if let Some(first) = names.insert(name.get_ref(), index) {
+                let expected = format!("a name of its own (tenants[{first}] has it)");
+                return Err(self.error(name.span(), &format!("{key}.name"), quoted(name.get_ref()), expected));
+            }
+            tenants.push(self.tenant(&key, tenant.get_ref(), &mut devices)?);
+        }
+        if tenants.is_empty() {
+            return Err(self.error(raw.span(), "tenants", "empty", "at least one tenant"));
+        }
+        Ok(tenants)
+    }
+
+    fn tenant<'t>(&self, key: &str, raw: &'t RawTenant, devices: &mut Devices<'t>) -> Checked<Tenant> {
+        let name = raw.name.get_ref();
+        if name.trim().is_empty() {
+            return Err(self.error(raw.name.span(), &format!("{key}.name"), quoted(name), "a name"));
+        }
+        let class = raw.class.0;
+        let weight = match &raw.weight {
+            None => 1,
+            Some(weight) => self.at_least_one(&format!("{key}.weight"), weight)?,
+        };
+        Ok(Tenant {
+            class,
+            model: self.model(&format!("{key}.model"), &raw.model)?,
+            slo: self.slo(key, class, raw)?,
+            weight,
+            lending: raw.lending.map_or_else(LendingMode::default, |lending| lending.0),
+            container: self.container(&format!("{key}.container"), &raw.container, name, devices)?,
+            workload: self.workload(&format!("{key}.workload"), class, &raw.workload)?,
+            name: name.clone(),
+        })
+    }
+
+    fn slo(&self, key: &str, class: Class, raw: &RawTenant) -> Checked<Option<Slo>> {
+        let key = format!("{key}.slo");
+        match (class, &raw.slo) {
+            (Class::LatencySensitive, Some(slo)) => {
+                let RawSlo { ttft, tpot } = slo.get_ref();
+                Ok(Some(Slo {
+                    ttft: self.positive(&format!("{key}.ttft"), ttft)?,
+                    tpot: self.positive(&format!("{key}.tpot"), tpot)?,
+                }))
+            }
+            (Class::LatencySensitive, None) => {
+                let expected = "{ ttft = \"400ms\", tpot = \"40ms\" } or the like for a latency-sensitive tenant";
+                Err(self.error(raw.name.span(), &key, "missing", expected))
+            }
+            (Class::BestEffort, None) => Ok(None),
+            (Class::BestEffort, Some(slo)) => {
+                Err(self.error(slo.span(), &key, "set", "none for a best-effort tenant"))
+            }
+        }
+    }
+
+    fn container<'t>(
+        &self,
+        key: &str,
+        raw: &RawContainer,
+        tenant: &'t str,
+        cluster: &mut Devices<'t>,
+    ) -> Checked<ContainerSpec> {
+        let key = format!("{key}.devices");
+        let mut devices = Vec::new();
+        for device in raw.devices.get_ref() {
+            let id = *device.get_ref();
+            if id as usize >= cluster.total {
+                let expected = format!("device numbers from 0 to {}", cluster.total - 1);
+                return Err(self.error(device.span(), &key, id, expected));
+            }
+            if let Some(owner) = cluster.owners.insert(id, tenant) {
+                let expected = format!("a device in no other container (it is in that of tenant {owner:?})");
+                return Err(self.error(device.span(), &key, id, expected));
+            }
+            devices.push(DeviceId(id));
+        }
+        if devices.is_empty() {
+            return Err(self.error(raw.devices.span(), &key, "empty", "at least one device"));
+        }
+        Ok(ContainerSpec { devices, layout: raw.layout.map(|layout| layout.0).unwrap_or_default() })
+    }
+
+    fn model(&self, key: &str, raw: &Spanned<NameOr<RawModel>>) -> Checked<DenseSpec> {
+        match raw.get_ref() {
+            NameOr::Name(name) => named_model(name).ok_or_else(|| {
+                let expected = format!("one of {}, or a table of dimensions", MODELS.join(", "));
+                self.error(raw.span(), key, quoted(name), expected)
+            }),
+            NameOr::Table(model) => self.dimensions(key, model),
+        }
+    }
+
+    fn dimensions(&self, key: &str, model: &RawModel) -> Checked<DenseSpec> {
+        let dim = |name: &str, value: &Spanned<u32>| {
+            if (1..=LARGEST_DIM).contains(value.get_ref()) {
+                Ok(*value.get_ref())
+            } else {
+                let expected = format!("a whole number from 1 to {LARGEST_DIM}");
+                Err(self.error(value.span(), &format!("{key}.{name}"), value.get_ref(), expected))
+            }
+        };
+        let heads = dim("heads", &model.heads)?;
+        let hidden = dim("hidden", &model.hidden)?;
+        let kv_heads = match &model.kv_heads {
+            None => heads,
+            Some(kv_heads) if heads % dim("kv_heads", kv_heads)? == 0 => *kv_heads.get_ref(),
+            Some(kv_heads) => {
+                let expected = format!("a divisor of heads ({heads})");
+                return Err(self.error(kv_heads.span(), &format!("{key}.kv_heads"), kv_heads.get_ref(), expected));
+            }
+        };
+        let head_dim = match &model.head_dim {
+            Some(head_dim) => dim("head_dim", head_dim)?,
+            None if hidden % heads == 0 => hidden / heads,
+            None => {
+                let expected = format!("a multiple of heads ({heads}), or head_dim");
+                return Err(self.error(model.hidden.span(), &format!("{key}.hidden"), hidden, expected));
+            }
+        };
+        let mut spec = DenseSpec::llama3_8b().with_dtype(model.dtype.map_or(DType::BF16, |dtype| dtype.0));
+        spec.name = model.name.clone().unwrap_or_else(|| "custom".into()).into();
+        spec.layers = dim("layers", &model.layers)?;
+        spec.hidden = hidden.into();
+        spec.heads = heads;
+        spec.kv_heads = kv_heads;
+        spec.head_dim = head_dim;
+        spec.intermediate = dim("intermediate", &model.intermediate)?.into();
+        spec.vocab = dim("vocab", &model.vocab)?.into();
+        spec.tied_embeddings = model.tied_embeddings;
+        if let Some(max_context) = &model.max_context {
+            spec.max_context = dim("max_context", max_context)?;
+        }
+        Ok(spec)
+    }
+
+    fn workload(&self, key: &str, class: Class, raw: &Spanned<RawWorkload>) -> Checked<Workload> {
+        let workload = raw.get_ref();
+        let factor = |factor: Option<Factor>| factor.map_or(1.0, |factor| factor.0);
+        let rate_scale = workload.rate_scale.as_ref().map_or(1.0, |scale| scale.get_ref().0);
+        let seed = workload.seed.as_ref().map(|seed| *seed.get_ref());
+        let longest = |name: &str, value: &Option<Spanned<u32>>| match value {
+            None => Ok(MAX_TOKENS),
+            Some(value) => self.at_least_one(&format!("{key}.{name}"), value),
+        };
+        let lengths = Lengths {
+            prompt_scale: factor(workload.prompt_scale),
+            output_scale: factor(workload.output_scale),
+            max_prompt: longest("max_prompt", &workload.max_prompt)?,
+            max_output: longest("max_output", &workload.max_output)?,
+        };
+        let foreign = |kind: &str, keys: &[(&str, Option<Range<usize>>)]| {
+            match keys.iter().find_map(|(name, span)| span.clone().map(|span| (name, span))) {
+                Some((name, span)) => {
+                    Err(self.error(span, &format!("{key}.{name}"), "set", format!("none beside {kind}")))
+                }
+                None => Ok(()),
+            }
+        };
+        match (&workload.trace, &workload.generator, &workload.backlog) {
+            (Some(trace), None, None) => {
+                foreign("trace", &[("window", span(&workload.window)), ("seed", span(&workload.seed))])?;
+                let shift = workload.shift.as_ref().map_or(Shift::NONE, |shift| shift.get_ref().0);
+                Ok(Workload::Trace { file: self.trace(key, trace, workload)?, shift, rate_scale, lengths })
+            }
+            (None, Some(generator), None) => {
+                foreign(
+                    "generator",
+                    &[
+                        ("window", span(&workload.window)),
+                        ("format", span(&workload.format)),
+                        ("shift", span(&workload.shift)),
+                    ],
+                )?;
+                Ok(Workload::Generated { preset: generator.get_ref().0, rate_scale, seed, lengths })
+            }
+            (None, None, Some(backlog)) => {
+                foreign(
+                    "backlog",
+                    &[
+                        ("format", span(&workload.format)),
+                        ("shift", span(&workload.shift)),
+                        ("rate_scale", span(&workload.rate_scale)),
+                    ],
+                )?;
+                if class == Class::LatencySensitive {
+                    let expected = "a trace or a generator for a latency-sensitive tenant";
+                    return Err(self.error(backlog.span(), key, "a backlog", expected));
+                }
+                let window = match &workload.window {
+                    None => 64,
+                    Some(window) => self.at_least_one(&format!("{key}.window"), window)?,
+                };
+                Ok(Workload::Backlog { preset: backlog.get_ref().0, window, seed, lengths })
+            }
+            (None, None, None) => Err(self.error(raw.span(), key, "none", "one of trace, generator and backlog")),
+            _ => Err(self.error(raw.span(), key, "more than one", "one of trace, generator and backlog")),
+        }
+    }
+
+    fn trace(&self, key: &str, trace: &Spanned<String>, workload: &RawWorkload) -> Checked<TraceFile> {
+        let Some(format) = &workload.format else {
+            return Err(self.error(trace.span(), &format!("{key}.format"), "missing", "azure or mooncake"));
+        };
+        let named = Path::new(trace.get_ref());
+        let mut tried = candidates(named, self.file, self.data_dir);
+        match tried.iter().position(|path| path.is_file()) {
+            Some(found) => Ok(TraceFile { path: tried.swap_remove(found), format: format.get_ref().0 }),
+            None => Err(ScenarioError::MissingTrace {
+                at: self.location(trace.span()),
+                key: format!("{key}.trace"),
+                trace: named.into(),
+                tried,
+            }),
+        }
+    }
+
+    fn policies(&self, raw: &Spanned<Vec<Spanned<NameOr<RawPolicy>>>>) -> Checked<Vec<PolicySpec>> {
+        let mut policies: Vec<PolicySpec> = Vec::new();
+        for (index, policy) in raw.get_ref().iter().enumerate() {
+            let spec = match policy.get_ref() {
+                NameOr::Name(name) => PolicySpec { name: name.clone(), options: BTreeMap::new() },
+                NameOr::Table(table) => PolicySpec { name: table.name.clone(), options: table.options.clone() },
+            };
+            let key = format!("policies[{index}]");
+            if !POLICIES.contains(&spec.name.as_str()) {
+                let expected = format!("one of {}", POLICIES.join(", "));
+                return Err(self.error(policy.span(), &key, quoted(&spec.name), expected));
+            }
+            if policies.iter().any(|other| other.name == spec.name) {
+                return Err(self.error(policy.span(), &key, quoted(&spec.name), "each policy once"));
+            }
+            policies.push(spec);
+        }
+        if policies.is_empty() {
+            return Err(self.error(raw.span(), "policies", "empty", format!("some of {}", POLICIES.join(", "))));
+        }
+        Ok(policies)
+    }
+
+    fn engine(&self, raw: &RawEngine) -> Checked<EngineLimits> {
+        let limit = |name: &str, value: &Option<Spanned<u32>>, default: u32| match value {
+            None => Ok(default),
+            Some(value) => self.at_least_one(&format!("engine.{name}"), value),
+        };
+        let defaults = EngineLimits::default();
+        Ok(EngineLimits {
+            token_budget: limit("token_budget", &raw.token_budget, defaults.token_budget)?,
+            max_sequences: limit("max_sequences", &raw.max_sequences, defaults.max_sequences)?,
+            block_tokens: limit("block_tokens", &raw.block_tokens, defaults.block_tokens)?,
+        })
+    }
+
+    fn positive(&self, key: &str, value: &Spanned<Text<Nanos>>) -> Checked<Nanos> {
+        match value.get_ref().0 {
+            Nanos::ZERO => Err(self.error(value.span(), key, "zero", "a time above zero")),
+            time => Ok(time),
+        }
+    }
+
+    fn at_least_one(&self, key: &str, value: &Spanned<u32>) -> Checked<u32> {
+        match *value.get_ref() {
+            0 => Err(self.error(value.span(), key, 0, "a whole number of at least 1")),
+            number => Ok(number),
+        }
+    }
+
+    fn location(&self, span: Range<usize>) -> Location {
+        Location::at(self.file, self.text, span.start)
+    }
+
+    fn error(
+        &self,
+        span: Range<usize>,
+        key: &str,
+        value: impl Display,
+        expected: impl Into<String>,
+    ) -> ScenarioError {
+        let value = value.to_string();
+        ScenarioError::Value { at: self.location(span), key: key.into(), value, expected: expected.into() }
+    }
+}
+
+fn span<T>(value: &Option<Spanned<T>>) -> Option<Range<usize>> {
+    value.as_ref().map(Spanned::span)
+}
+
+fn quoted(text: &str) -> String {
+    let short: String = text.chars().take(64).collect();
+    format!("{short:?}")
+}
