@@ -83,7 +83,9 @@ pub enum ExecutorError {
         element: usize,
     },
     /// Two operands of one operator share bytes and one of them is written.
-    #[error("region at {offset} of {size} overlaps the region at {other_offset} of {other_size} that the same operator holds")]
+    #[error(
+        "region at {offset} of {size} overlaps the region at {other_offset} of {other_size} that the same operator holds"
+    )]
     RegionOverlap {
         /// Where the refused region starts.
         offset: Bytes,
@@ -137,7 +139,9 @@ pub enum ExecutorError {
         limit: usize,
     },
     /// An entry names operators that its program does not have.
-    #[error("operators {start}..{end} are not within the program's {len}, or there are none of them")]
+    #[error(
+        "operators {start}..{end} are not within the program's {len}, or there are none of them"
+    )]
     OperatorRange {
         /// First operator asked for.
         start: u32,

@@ -24,7 +24,7 @@ pub use activation::swiglu;
 pub use attention::{AttentionDims, attention};
 pub use cache::{KvCache, KvLayout, TokenRows};
 pub use embedding::{embed, embed_panels, gather_rows};
-pub use matmul::{OwnedPanels, Output, PANEL, PanelMatrix, matmul, pack_panels};
+pub use matmul::{Output, OwnedPanels, PANEL, PanelMatrix, matmul, pack_panels};
 pub use norm::rms_norm;
 pub use rotary::{RotaryTable, rotary_frequencies, rotate_and_store};
 pub use sampling::argmax_rows;
@@ -36,7 +36,12 @@ fn check(kernel: &'static str, operand: &'static str, found: usize, expected: us
     if found == expected {
         return Ok(());
     }
-    Err(ExecutorError::OperandLength { kernel, operand, found, expected })
+    Err(ExecutorError::OperandLength {
+        kernel,
+        operand,
+        found,
+        expected,
+    })
 }
 
 /// Refuses a zero dimension.
@@ -44,15 +49,29 @@ fn nonzero(kernel: &'static str, dimension: &'static str, value: usize) -> Resul
     if value > 0 {
         return Ok(());
     }
-    Err(ExecutorError::Dimension { kernel, dimension, value, requirement: "at least 1" })
+    Err(ExecutorError::Dimension {
+        kernel,
+        dimension,
+        value,
+        requirement: "at least 1",
+    })
 }
 
 /// Refuses an operand with an index of `limit` or more.
-fn check_indices(kernel: &'static str, operand: &'static str, indices: &[u32], limit: usize) -> Result<()> {
+fn check_indices(
+    kernel: &'static str,
+    operand: &'static str,
+    indices: &[u32],
+    limit: usize,
+) -> Result<()> {
     match indices.iter().position(|&index| index as usize >= limit) {
         None => Ok(()),
-        Some(at) => {
-            Err(ExecutorError::IndexOutOfRange { kernel, operand, at, value: indices[at] as usize, limit })
-        }
+        Some(at) => Err(ExecutorError::IndexOutOfRange {
+            kernel,
+            operand,
+            at,
+            value: indices[at] as usize,
+            limit,
+        }),
     }
 }

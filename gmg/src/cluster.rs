@@ -25,6 +25,8 @@ mod builder;
 mod device;
 mod error;
 mod route;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::ops::Range;

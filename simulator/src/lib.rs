@@ -3,3 +3,5 @@
 #![forbid(unsafe_code)]
 
 pub mod cost;
+pub mod world;
+pub mod engine;

@@ -15,6 +15,7 @@
 mod error;
 mod files;
 mod model;
+mod overrides;
 mod raw;
 mod source;
 mod text;
@@ -45,7 +46,8 @@ pub struct Scenario {
     pub duration: Nanos,
     /// The first part of the duration that is run but not measured; shorter than the duration.
     pub warm_up: Nanos,
-    /// Multiplies the arrival rate of every tenant that has one, on top of its own scale.
+    /// Multiplies the arrival rate of every tenant that has one, on top of its own scale; see
+    /// [`scale_rate`](Self::scale_rate).
     pub rate_scale: f64,
     /// The hardware.
     pub cluster: ClusterSpec,

@@ -82,15 +82,42 @@ fn azure_columns_are_found_by_name() {
 fn azure_errors_name_line_column_value_and_what_would_be_right() {
     let row = |line: &str| format!("{AZURE}{line}\n");
     for (text, message) in [
-        (row("2023-11-16 18:19:00,8,-3"), r#"code.csv:5: GeneratedTokens is "-3": expected a whole number from 1 to 10000000"#),
-        (row("2023-11-16 18:19:00,0,3"), r#"code.csv:5: ContextTokens is "0": expected a whole number from 1 to 10000000"#),
-        (row("2023-11-16 18:19:00,10000001,3"), r#"code.csv:5: ContextTokens is "10000001": expected a whole number from 1 to 10000000"#),
-        (row("2023-11-16 18:19:00,99999999999999999999,3"), r#"code.csv:5: ContextTokens is "99999999999999999999": expected a whole number from 1 to 10000000"#),
-        (row("2023-11-16 18:19:00,8,2.5"), r#"code.csv:5: GeneratedTokens is "2.5": expected a whole number from 1 to 10000000"#),
-        (row("2023-11-16 18:19:00,8"), r#"code.csv:5: no GeneratedTokens in "2023-11-16 18:19:00,8": expected TIMESTAMP,ContextTokens,GeneratedTokens"#),
-        (row("yesterday,8,3"), r#"code.csv:5: TIMESTAMP is "yesterday": expected a time like 2023-11-16 18:17:03.9799600"#),
-        (row("2023-11-16 18:17:00,8,3"), r#"code.csv:5: TIMESTAMP is "2023-11-16 18:17:00": expected a time that is not before that of the row above"#),
-        ("TIMESTAMP,Prompt\n".into(), r#"code.csv:1: no column ContextTokens in the header "TIMESTAMP,Prompt": expected TIMESTAMP,ContextTokens,GeneratedTokens"#),
+        (
+            row("2023-11-16 18:19:00,8,-3"),
+            r#"code.csv:5: GeneratedTokens is "-3": expected a whole number from 1 to 10000000"#,
+        ),
+        (
+            row("2023-11-16 18:19:00,0,3"),
+            r#"code.csv:5: ContextTokens is "0": expected a whole number from 1 to 10000000"#,
+        ),
+        (
+            row("2023-11-16 18:19:00,10000001,3"),
+            r#"code.csv:5: ContextTokens is "10000001": expected a whole number from 1 to 10000000"#,
+        ),
+        (
+            row("2023-11-16 18:19:00,99999999999999999999,3"),
+            r#"code.csv:5: ContextTokens is "99999999999999999999": expected a whole number from 1 to 10000000"#,
+        ),
+        (
+            row("2023-11-16 18:19:00,8,2.5"),
+            r#"code.csv:5: GeneratedTokens is "2.5": expected a whole number from 1 to 10000000"#,
+        ),
+        (
+            row("2023-11-16 18:19:00,8"),
+            r#"code.csv:5: no GeneratedTokens in "2023-11-16 18:19:00,8": expected TIMESTAMP,ContextTokens,GeneratedTokens"#,
+        ),
+        (
+            row("yesterday,8,3"),
+            r#"code.csv:5: TIMESTAMP is "yesterday": expected a time like 2023-11-16 18:17:03.9799600"#,
+        ),
+        (
+            row("2023-11-16 18:17:00,8,3"),
+            r#"code.csv:5: TIMESTAMP is "2023-11-16 18:17:00": expected a time that is not before that of the row above"#,
+        ),
+        (
+            "TIMESTAMP,Prompt\n".into(),
+            r#"code.csv:1: no column ContextTokens in the header "TIMESTAMP,Prompt": expected TIMESTAMP,ContextTokens,GeneratedTokens"#,
+        ),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n".into(), "code.csv: no records: expected at least one"),
         (String::new(), "code.csv: no records: expected at least one"),
     ] {
@@ -103,7 +130,10 @@ fn azure_rows_that_are_no_text_are_refused_with_their_line() {
     let mut bytes = AZURE.as_bytes().to_vec();
     bytes.extend_from_slice(b"2023-11-16 18:19:00,\xff\xfe,3\n");
     let message = azure(bytes).unwrap_err().to_string();
-    assert_eq!(message, "code.csv:5: ContextTokens is \"\u{fffd}\u{fffd}\": expected a whole number from 1 to 10000000");
+    assert_eq!(
+        message,
+        "code.csv:5: ContextTokens is \"\u{fffd}\u{fffd}\": expected a whole number from 1 to 10000000"
+    );
 }
 
 #[test]

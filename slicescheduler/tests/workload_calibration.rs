@@ -52,8 +52,7 @@ fn figures(times: &[Nanos], length: Nanos) -> Figures {
 }
 
 fn generated(preset: Preset, seed: u64) -> Figures {
-    let times: Vec<Nanos> =
-        Generator::new(preset, seed).map(|record| record.at).take_while(|at| *at < HOUR).collect();
+    let times: Vec<Nanos> = Generator::new(preset, seed).map(|record| record.at).take_while(|at| *at < HOUR).collect();
     figures(&times, HOUR)
 }
 
@@ -70,7 +69,11 @@ fn check(preset: Preset, golden: Figures) {
         let expected = golden.dispersion[index];
         assert_close(&what, mean(&|hour| hour.dispersion[index]), expected, 0.15);
         let near = hours.iter().filter(|hour| (hour.dispersion[index] / expected - 1.0).abs() <= 0.3).count();
-        println!("{what}: {:.2}, trace {expected}, {near} of {} hours within 30 %", mean(&|h| h.dispersion[index]), hours.len());
+        println!(
+            "{what}: {:.2}, trace {expected}, {near} of {} hours within 30 %",
+            mean(&|h| h.dispersion[index]),
+            hours.len()
+        );
         assert!(near * 10 >= hours.len() * 8, "{what}: only {near} of {} hours within 30 %", hours.len());
     }
     println!("{}: empty seconds {:.3}, rate {:.3}", preset.name(), mean(&|h| h.empty_seconds), mean(&|h| h.rate));
@@ -82,12 +85,18 @@ fn check(preset: Preset, golden: Figures) {
 
 #[test]
 fn generated_code_arrivals_are_as_uneven_as_the_trace_at_four_scales() {
-    check(Preset::AzureCode, Figures { dispersion: [2.54, 13.2, 71.9, 167.0], empty_seconds: 0.73, rate: 8819.0 / 3436.0 });
+    check(
+        Preset::AzureCode,
+        Figures { dispersion: [2.54, 13.2, 71.9, 167.0], empty_seconds: 0.73, rate: 8819.0 / 3436.0 },
+    );
 }
 
 #[test]
 fn generated_conv_arrivals_are_as_uneven_as_the_trace_at_four_scales() {
-    check(Preset::AzureConv, Figures { dispersion: [1.06, 1.39, 3.87, 16.4], empty_seconds: 0.01, rate: 19366.0 / 3502.0 });
+    check(
+        Preset::AzureConv,
+        Figures { dispersion: [1.06, 1.39, 3.87, 16.4], empty_seconds: 0.01, rate: 19366.0 / 3502.0 },
+    );
 }
 
 #[test]
@@ -140,9 +149,8 @@ fn the_published_traces_have_the_figures_that_the_generator_is_held_to() {
         assert!((mean(&|hour| hour.empty_seconds) - trace.empty_seconds).abs() <= 0.03);
 
         let lengths = preset.lengths();
-        let mean_of = |tokens: &dyn Fn(usize) -> u32| {
-            (0..requests).map(|n| f64::from(tokens(n))).sum::<f64>() / requests as f64
-        };
+        let mean_of =
+            |tokens: &dyn Fn(usize) -> u32| (0..requests).map(|n| f64::from(tokens(n))).sum::<f64>() / requests as f64;
         assert_close("prompt", lengths.prompt.mean(), mean_of(&|n| records[n].prompt), 0.02);
         assert_close("output", lengths.output.mean(), mean_of(&|n| records[n].output), 0.02);
     }

@@ -35,7 +35,10 @@ impl KvLayout {
 
     /// Elements of a block.
     pub const fn block_elements(&self) -> usize {
-        self.slab().saturating_mul(2).saturating_mul(self.kv_heads).saturating_mul(self.layers)
+        self.slab()
+            .saturating_mul(2)
+            .saturating_mul(self.kv_heads)
+            .saturating_mul(self.layers)
     }
 
     /// Size of a block.
@@ -76,7 +79,12 @@ impl<'a> KvCache<'a> {
     pub fn new(pool: &'a mut [f32], layout: KvLayout) -> Result<Self> {
         layout.validate()?;
         let blocks = pool.len() / layout.block_elements();
-        Ok(Self { base: NonNull::from(pool).cast(), blocks, layout, pool: PhantomData })
+        Ok(Self {
+            base: NonNull::from(pool).cast(),
+            blocks,
+            layout,
+            pool: PhantomData,
+        })
     }
 
     /// A cache over a region of an arena that other lanes use at the same time.
@@ -91,7 +99,12 @@ impl<'a> KvCache<'a> {
     pub unsafe fn shared(arena: &'a Arena, region: Region, layout: KvLayout) -> Result<Self> {
         layout.validate()?;
         let (base, elements) = arena.elements::<f32>(region)?;
-        Ok(Self { base, blocks: elements / layout.block_elements(), layout, pool: PhantomData })
+        Ok(Self {
+            base,
+            blocks: elements / layout.block_elements(),
+            layout,
+            pool: PhantomData,
+        })
     }
 
     /// How the blocks are laid out.
@@ -123,7 +136,9 @@ impl<'a> KvCache<'a> {
 
     /// Where the keys (`part` 0) or values (`part` 1) of a head begin.
     fn slab_start(&self, layer: usize, part: usize, head: usize, block: usize) -> usize {
-        let KvLayout { layers, kv_heads, .. } = self.layout;
+        let KvLayout {
+            layers, kv_heads, ..
+        } = self.layout;
         assert!(layer < layers && part < 2 && head < kv_heads && block < self.blocks);
         (((block * layers + layer) * 2 + part) * kv_heads + head) * self.layout.slab()
     }
@@ -154,8 +169,20 @@ impl<'a> KvCache<'a> {
     }
 
     /// Writes the key and the value of a head at one place of a block.
-    pub(super) fn store(&mut self, layer: usize, head: usize, block: u32, slot: usize, key: &[f32], value: &[f32]) {
-        let KvLayout { block_tokens, head_dim, .. } = self.layout;
+    pub(super) fn store(
+        &mut self,
+        layer: usize,
+        head: usize,
+        block: u32,
+        slot: usize,
+        key: &[f32],
+        value: &[f32],
+    ) {
+        let KvLayout {
+            block_tokens,
+            head_dim,
+            ..
+        } = self.layout;
         let keys = self.slab_mut(layer, 0, head, block as usize);
         for (place, key) in keys[slot..].iter_mut().step_by(block_tokens).zip(key) {
             *place = *key;
@@ -199,21 +226,51 @@ impl<'a> TokenRows<'a> {
     /// Checks that every row's sequence has a table, its position a block in it, and that the pool
     /// has all blocks.
     pub(super) fn validate(&self, kernel: &'static str, cache: &KvCache<'_>) -> Result<()> {
-        check(kernel, "sequences", self.sequences.len(), self.positions.len())?;
-        check_indices(kernel, "sequences", self.sequences, self.table_starts.len().saturating_sub(1))?;
-        check_indices(kernel, "table_starts", self.table_starts, self.blocks.len() + 1)?;
+        check(
+            kernel,
+            "sequences",
+            self.sequences.len(),
+            self.positions.len(),
+        )?;
+        check_indices(
+            kernel,
+            "sequences",
+            self.sequences,
+            self.table_starts.len().saturating_sub(1),
+        )?;
+        check_indices(
+            kernel,
+            "table_starts",
+            self.table_starts,
+            self.blocks.len() + 1,
+        )?;
         check_indices(kernel, "blocks", self.blocks, cache.blocks())?;
         for (sequence, pair) in self.table_starts.windows(2).enumerate() {
             if pair[0] > pair[1] {
                 let (value, limit) = (pair[0] as usize, pair[1] as usize + 1);
-                return Err(ExecutorError::IndexOutOfRange { kernel, operand: "table_starts", at: sequence, value, limit });
+                return Err(ExecutorError::IndexOutOfRange {
+                    kernel,
+                    operand: "table_starts",
+                    at: sequence,
+                    value,
+                    limit,
+                });
             }
         }
         for (row, &position) in self.positions.iter().enumerate() {
-            let limit = self.table(row).len().saturating_mul(cache.layout().block_tokens);
+            let limit = self
+                .table(row)
+                .len()
+                .saturating_mul(cache.layout().block_tokens);
             if position as usize >= limit {
                 let value = position as usize;
-                return Err(ExecutorError::IndexOutOfRange { kernel, operand: "positions", at: row, value, limit });
+                return Err(ExecutorError::IndexOutOfRange {
+                    kernel,
+                    operand: "positions",
+                    at: row,
+                    value,
+                    limit,
+                });
             }
         }
         Ok(())

@@ -1,6 +1,5 @@
 //! Random graphs for tests, each in two forms: with a repeated block, and written out.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -68,40 +67,33 @@ fn shape(index: usize) -> Shape {
     Shape::new(dims[index])
 }
 
-/// The tensors that steps may read, with those that nobody has read yet.
+/// The tensors that steps may read, with the places of those that nobody has read yet.
 struct Pool<'p> {
     graph: &'p mut OpGraphBuilder,
     prefix: String,
     known: Vec<(TensorRef, usize)>,
-    unread: HashSet<TensorRef>,
+    unread: Vec<usize>,
     steps: usize,
 }
 
 impl Pool<'_> {
-    fn make(&mut self, reads: &[TensorRef], shaped: usize) -> TensorRef {
+    fn make(&mut self, reads: &[usize], shaped: usize) -> usize {
         let (prefix, number) = (&self.prefix, self.steps);
         let made = self.graph.activation(&format!("{prefix}t{number}"), DType::F32, shape(shaped));
-        self.graph.op(&format!("{prefix}op{number}"), OpKind::custom(&format!("mix{shaped}")), reads, &[made]);
+        let inputs: Vec<_> = reads.iter().map(|&read| self.known[read].0).collect();
+        self.graph.op(&format!("{prefix}op{number}"), OpKind::custom(&format!("mix{shaped}")), &inputs, &[made]);
         self.steps += 1;
-        for read in reads {
-            self.unread.remove(read);
-        }
-        self.unread.insert(made);
+        self.unread.retain(|place| !reads.contains(place));
+        self.unread.push(self.known.len());
         self.known.push((made, shaped));
-        made
+        self.known.len() - 1
     }
 
     fn run(&mut self, steps: &[Step]) {
         for step in steps {
-            let reads = step.reads.map(|read| self.known[read % self.known.len()].0);
+            let reads = step.reads.map(|read| read % self.known.len());
             self.make(&reads, step.shape);
         }
-    }
-
-    fn rest(&self) -> Vec<TensorRef> {
-        let mut rest: Vec<_> = self.unread.iter().copied().collect();
-        rest.sort();
-        rest
     }
 }
 
@@ -113,17 +105,13 @@ fn body(
     taken: [(TensorRef, usize); 2],
     outer: &[(TensorRef, usize)],
 ) -> [TensorRef; 2] {
-    let mut pool = Pool {
-        graph,
-        prefix,
-        known: taken.into_iter().chain(outer.iter().copied()).collect(),
-        unread: taken.iter().map(|&(tensor, _)| tensor).collect(),
-        steps: 0,
-    };
+    let known = taken.into_iter().chain(outer.iter().copied()).collect();
+    let mut pool = Pool { graph, prefix, known, unread: vec![0, 1], steps: 0 };
     pool.run(&program.within);
-    let rest = pool.rest();
+    let rest = pool.unread.clone();
     let first = pool.make(&rest, taken[0].1);
-    [first, pool.make(&[first], taken[1].1)]
+    let second = pool.make(&[first], taken[1].1);
+    [pool.known[first].0, pool.known[second].0]
 }
 
 impl Program {
@@ -134,21 +122,16 @@ impl Program {
             graph.semantics(&format!("mix{index}"), Arc::new(Mix(shape(index))));
         }
         let input = graph.input("input", DType::F32, shape(0));
-        let mut pool = Pool {
-            graph: &mut graph,
-            prefix: String::new(),
-            known: vec![(input, 0)],
-            unread: HashSet::from([input]),
-            steps: 0,
-        };
+        let mut pool =
+            Pool { graph: &mut graph, prefix: String::new(), known: vec![(input, 0)], unread: vec![0], steps: 0 };
         pool.run(&self.before);
-        let (known, mut unread, steps) = (pool.known, pool.unread, pool.steps);
-        let mut taken = self.carried.map(|index| known[index % known.len()]);
+        let Pool { known, mut unread, steps, .. } = pool;
+        let first = self.carried[0] % known.len();
+        let second = (first + 1 + self.carried[1] % (known.len() - 1)) % known.len();
+        unread.retain(|&place| place != first && place != second);
+        let mut taken = [known[first], known[second]];
         let shapes = taken.map(|(_, shape)| shape);
-        for (tensor, _) in &taken {
-            unread.remove(tensor);
-        }
-        // The block may read what outlives it; those tensors stay unread, so that they do.
+        // The block may read what outlives it; to the rest those tensors stay unread.
         let outer: Vec<_> = known.iter().copied().take(2).collect();
         let given = if unrolled {
             for repetition in 0..self.repeat {
@@ -161,12 +144,11 @@ impl Program {
                 body(block, String::new(), self, [(inner[0], shapes[0]), (inner[1], shapes[1])], &outer)
             })
         };
-        unread.extend(given);
-        let results = [(given[0], shapes[0]), (given[1], shapes[1])];
-        let known = known.into_iter().chain(results).collect();
+        unread.extend([known.len(), known.len() + 1]);
+        let known = known.into_iter().chain([(given[0], shapes[0]), (given[1], shapes[1])]).collect();
         let mut pool = Pool { graph: &mut graph, prefix: String::new(), known, unread, steps };
         pool.run(&self.after);
-        let rest = pool.rest();
+        let rest: Vec<_> = pool.unread.iter().map(|&place| pool.known[place].0).collect();
         let result = graph.output("result", DType::F32, shape(2));
         graph.op("finish", OpKind::custom("mix2"), &rest, &[result]);
         graph.build().unwrap()

@@ -37,11 +37,18 @@ pub enum ScenarioError {
         /// What would be right.
         expected: String,
     },
+    /// A value set from outside the file that is not one the scenario can have.
+    #[error("{name} is {value}: expected {expected}")]
+    Setting {
+        /// What was to be set.
+        name: &'static str,
+        /// The value.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
     /// A trace that is in neither place where it is looked for.
-    #[error(
-        "{at}: {key} is {trace:?}: no such file: looked for {} (get it from {})",
-        Tried(tried), source_of(trace)
-    )]
+    #[error("{at}: {key} is {trace:?}: no such file: looked for {} (get it from {})", Tried(tried), source_of(trace))]
     MissingTrace {
         /// Where.
         at: Location,

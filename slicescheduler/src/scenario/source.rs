@@ -1,7 +1,5 @@
 //! From the description of a tenant's requests to the requests.
 
-use slicescheduler_gmg::units::Nanos;
-
 use super::{Scenario, Workload};
 use crate::workload::rng::Seed;
 use crate::workload::transform::Transform;
@@ -68,17 +66,5 @@ impl Scenario {
                 window: *window,
             },
         }))
-    }
-
-    /// Multiplies the arrival rate of every tenant that has one by `factor`, above zero and finite.
-    ///
-    /// A scenario with a trace also gets shorter by the factor (duration and warm-up), so that it
-    /// replays the same requests at every rate; without a trace the duration stays.
-    pub fn scale_rate(&mut self, factor: f64) {
-        self.rate_scale *= factor;
-        if self.tenants.iter().any(|tenant| matches!(tenant.workload, Workload::Trace { .. })) {
-            self.duration = Nanos::from_secs_f64(self.duration.as_secs_f64() / factor);
-            self.warm_up = Nanos::from_secs_f64(self.warm_up.as_secs_f64() / factor);
-        }
     }
 }

@@ -5,7 +5,8 @@ use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 /// What was expected where a time was not understood.
 pub(super) const TIME: &str = "a time with its unit, such as \"400ms\", \"90s\" or \"1h\" (ns, us, ms, s, m, h)";
 /// What was expected where an amount of memory was not understood.
-pub(super) const MEMORY: &str = "an amount of memory with its unit, such as \"512GiB\" (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)";
+pub(super) const MEMORY: &str =
+    "an amount of memory with its unit, such as \"512GiB\" (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)";
 /// What was expected where a bandwidth was not understood.
 pub(super) const RATE: &str = "a bandwidth with its unit, such as \"450GB/s\" (KB/s, MB/s, GB/s, TB/s)";
 
@@ -92,7 +93,9 @@ mod tests {
 
     #[test]
     fn anything_else_is_refused() {
-        for text in ["", "s", "10", "-1s", "1.s", ".5s", "1..5s", "1e9s", "10 parsecs", "99999999999h", "NaNs", "1.5.2s"] {
+        for text in
+            ["", "s", "10", "-1s", "1.s", ".5s", "1..5s", "1e9s", "10 parsecs", "99999999999h", "NaNs", "1.5.2s"]
+        {
             assert_eq!(time(text), None, "{text}");
         }
         assert_eq!(bandwidth("450GB"), None);

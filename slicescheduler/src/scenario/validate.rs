@@ -171,9 +171,7 @@ impl Validator<'_> {
                 Err(self.error(raw.name.span(), &key, "missing", expected))
             }
             (Class::BestEffort, None) => Ok(None),
-            (Class::BestEffort, Some(slo)) => {
-                Err(self.error(slo.span(), &key, "set", "none for a best-effort tenant"))
-            }
+            (Class::BestEffort, Some(slo)) => Err(self.error(slo.span(), &key, "set", "none for a best-effort tenant")),
         }
     }
 
@@ -272,13 +270,12 @@ impl Validator<'_> {
             max_prompt: longest("max_prompt", &workload.max_prompt)?,
             max_output: longest("max_output", &workload.max_output)?,
         };
-        let foreign = |kind: &str, keys: &[(&str, Option<Range<usize>>)]| {
-            match keys.iter().find_map(|(name, span)| span.clone().map(|span| (name, span))) {
-                Some((name, span)) => {
-                    Err(self.error(span, &format!("{key}.{name}"), "set", format!("none beside {kind}")))
-                }
-                None => Ok(()),
-            }
+        let foreign = |kind: &str, keys: &[(&str, Option<Range<usize>>)]| match keys
+            .iter()
+            .find_map(|(name, span)| span.clone().map(|span| (name, span)))
+        {
+            Some((name, span)) => Err(self.error(span, &format!("{key}.{name}"), "set", format!("none beside {kind}"))),
+            None => Ok(()),
         };
         match (&workload.trace, &workload.generator, &workload.backlog) {
             (Some(trace), None, None) => {
@@ -392,13 +389,7 @@ impl Validator<'_> {
         Location::at(self.file, self.text, span.start)
     }
 
-    fn error(
-        &self,
-        span: Range<usize>,
-        key: &str,
-        value: impl Display,
-        expected: impl Into<String>,
-    ) -> ScenarioError {
+    fn error(&self, span: Range<usize>, key: &str, value: impl Display, expected: impl Into<String>) -> ScenarioError {
         let value = value.to_string();
         ScenarioError::Value { at: self.location(span), key: key.into(), value, expected: expected.into() }
     }

@@ -71,11 +71,7 @@ impl<R: BufRead> Lines<R> {
             let end = available.iter().position(|&byte| byte == b'\n');
             let part = &available[..end.unwrap_or(available.len())];
             if self.buffer.len() + part.len() > self.limit {
-                return Err(WorkloadError::LongLine {
-                    file: self.file.clone(),
-                    line: self.number,
-                    limit: self.limit,
-                });
+                return Err(WorkloadError::LongLine { file: self.file.clone(), line: self.number, limit: self.limit });
             }
             self.buffer.extend_from_slice(part);
             let consumed = part.len() + usize::from(end.is_some());

@@ -59,7 +59,8 @@ struct LevelState {
 impl ModulatedRate {
     /// The realization of `model` for `seed`.
     pub fn new(model: RateModel, seed: Seed) -> Self {
-        let levels = model.levels.iter().enumerate().map(|(index, level)| LevelState::new(*level, seed.derive(index as u64)));
+        let levels =
+            model.levels.iter().enumerate().map(|(index, level)| LevelState::new(*level, seed.derive(index as u64)));
         Self { mean_per_second: model.mean_per_second, levels: levels.collect() }
     }
 

@@ -68,8 +68,7 @@ impl TraceFile {
     /// # Errors
     /// [`WorkloadError::Open`]; the stream itself gives the other errors.
     pub fn records(&self) -> Result<ArrivalStream, WorkloadError> {
-        let file =
-            File::open(&self.path).map_err(|source| WorkloadError::Open { file: self.path.clone(), source })?;
+        let file = File::open(&self.path).map_err(|source| WorkloadError::Open { file: self.path.clone(), source })?;
         let input = BufReader::new(file);
         Ok(match self.format {
             TraceFormat::Azure => Box::new(AzureReader::new(input, self.path.clone())),
@@ -98,9 +97,8 @@ impl TraceFile {
             return self.records();
         }
         let length = self.length()?;
-        let offset = shifts.iter().fold(Nanos::ZERO, |sum, shift| {
-            Shift::Span(sum + shift.within(length)).within(length)
-        });
+        let offset =
+            shifts.iter().fold(Nanos::ZERO, |sum, shift| Shift::Span(sum + shift.within(length)).within(length));
         Ok(Box::new(ShiftedRecords { trace: self.clone(), records: self.records()?, length, offset, wrapped: false }))
     }
 }

@@ -1,0 +1,312 @@
+//! A simulated world: what really happens in a replay.
+//!
+//! It is a second engine, with durations of its own: its own cost model, noise per operator and per
+//! iteration, and output lengths that only it knows. Forecasts never see any of it, so a policy that
+//! does well here does not do so because it can read the future.
+//!
+//! Noise is structural: it depends on the seed, the job's [`JobKey`](slicescheduler_gmg::id::JobKey)
+//! and the operator, never on the order of calls. An iteration takes the same time under every
+//! policy that forms it alike.
+
+mod cost;
+mod lane;
+mod noise;
+mod transfer;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use slicescheduler_gmg::cluster::{Cluster, Endpoint};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, RequestId};
+use slicescheduler_gmg::plan::{Command, Ended, Event, Fate, Launch, Source, World, WorldError};
+use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::{GmgView, View};
+
+pub use cost::WorldCost;
+pub use noise::Noise;
+
+use crate::cost::{CostModel, JobCost};
+use lane::{Ending, SimLane};
+use transfer::Transfers;
+
+/// How a simulated world behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorldOptions {
+    /// Seed of all noise.
+    pub seed: u64,
+    /// Standard deviation of the noise of an operator, in percent.
+    pub operator_noise: u32,
+    /// Standard deviation of the noise that all operators of an iteration share, in percent.
+    pub iteration_noise: u32,
+    /// Operators that start within this time after a recall were launched already and still run.
+    pub launched_window: Nanos,
+    /// Time between the end of an entry and the start of the next on a lane, spent by the host.
+    pub launch_gap: Nanos,
+}
+
+impl Default for WorldOptions {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            operator_noise: 5,
+            iteration_noise: 10,
+            launched_window: Nanos::us(300),
+            launch_gap: Nanos::us(20),
+        }
+    }
+}
+
+/// How many tokens a request will produce, and has produced.
+#[derive(Clone, Copy, Debug, Default)]
+struct Output {
+    produced: u32,
+    wanted: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Timed {
+    /// The running entry of a lane ends. Stale unless the lane still expects this moment.
+    Lane(LaneId),
+    /// A transfer may have ended.
+    Transfer,
+    /// A device fails.
+    Fault(DeviceId),
+}
+
+/// The simulated world of one cluster.
+#[derive(Debug)]
+pub struct SimWorld {
+    cluster: Arc<Cluster>,
+    cost: Box<dyn CostModel>,
+    options: WorldOptions,
+    noise: Noise,
+    now: Nanos,
+    lanes: Vec<SimLane>,
+    first_lane: Vec<u32>,
+    outputs: Vec<Output>,
+    transfers: Transfers,
+    agenda: BinaryHeap<Reverse<(Nanos, u64, Timed)>>,
+    entries: u64,
+    simulated: u64,
+}
+
+impl SimWorld {
+    /// A world at time zero in which nothing runs.
+    pub fn new(cluster: Arc<Cluster>, cost: Box<dyn CostModel>, options: WorldOptions) -> Self {
+        let mut first_lane = vec![0u32];
+        for device in cluster.devices() {
+            first_lane.push(first_lane[first_lane.len() - 1] + u32::from(device.spec.lanes));
+        }
+        let lanes = cluster.lanes().map(SimLane::new).collect();
+        let links = cluster.links().len();
+        Self {
+            cluster,
+            cost,
+            options,
+            noise: Noise::new(options.seed, options.operator_noise, options.iteration_noise),
+            now: Nanos::ZERO,
+            lanes,
+            first_lane,
+            outputs: Vec::new(),
+            transfers: Transfers::new(links),
+            agenda: BinaryHeap::new(),
+            entries: 0,
+            simulated: 0,
+        }
+    }
+
+    /// Tells how many tokens a request will produce; at least one. Nobody but this world knows. A
+    /// request that was not revealed goes on for ever.
+    pub fn reveal(&mut self, request: RequestId, output: u32) {
+        let index = request.index();
+        if self.outputs.len() <= index {
+            self.outputs.resize(index + 1, Output { produced: 0, wanted: u32::MAX });
+        }
+        self.outputs[index].wanted = output.max(1);
+    }
+
+    /// Lets a device fail at `at`, with everything on it.
+    pub fn fail_device(&mut self, at: Nanos, device: DeviceId) {
+        self.schedule(at, Timed::Fault(device));
+    }
+
+    /// Operators that ran so far.
+    pub fn operators(&self) -> u64 {
+        self.simulated
+    }
+
+    fn schedule(&mut self, at: Nanos, what: Timed) {
+        self.entries += 1;
+        self.agenda.push(Reverse((at, self.entries, what)));
+    }
+
+    fn lane_index(&self, lane: LaneId) -> Option<usize> {
+        let device = lane.device.index();
+        let (first, end) = (*self.first_lane.get(device)?, *self.first_lane.get(device + 1)?);
+        let index = first + u32::from(lane.index);
+        (index < end).then_some(index as usize)
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<(), WorldError> {
+        let index = self.lane_index(launch.lane).ok_or(WorldError::NoSuchLane(launch.lane))?;
+        self.lanes[index].push(launch.clone());
+        if self.lanes[index].is_idle() {
+            self.start_next(index, self.now);
+        } else if self.lanes[index].should_yield() {
+            self.cut(index, Fate::Keep);
+        }
+        Ok(())
+    }
+
+    /// Starts the first entry of a lane's queue, if there is one.
+    fn start_next(&mut self, index: usize, at: Nanos) {
+        let Some(launch) = self.lanes[index].pop() else { return };
+        let Some(device) = self.cluster.device(launch.lane.device) else { return };
+        let cost = JobCost::bind(&*self.cost, &launch.template, &launch.spec.binding, &device.spec);
+        let start = at + self.options.launch_gap;
+        let length = self.noise.length(&launch, &cost);
+        self.lanes[index].start(launch, cost, start, start + length);
+        self.schedule(start + length, Timed::Lane(self.lanes[index].id()));
+        if self.lanes[index].should_yield() {
+            self.cut(index, Fate::Keep);
+        }
+    }
+
+    /// Ends the running entry of a lane at its first operator boundary after what was launched.
+    fn cut(&mut self, index: usize, fate: Fate) {
+        let not_before = self.now + self.options.launched_window;
+        if let Some(finish) = self.lanes[index].cut(&self.noise, not_before, fate) {
+            self.schedule(finish, Timed::Lane(self.lanes[index].id()));
+        }
+    }
+
+    fn recall(&mut self, job: JobId, lane: LaneId, fate: Fate) -> Result<(), WorldError> {
+        let index = self.lane_index(lane).ok_or(WorldError::NoSuchLane(lane))?;
+        if self.lanes[index].is_running(job) {
+            self.cut(index, fate);
+        } else if self.lanes[index].take_back(job, fate) {
+            self.schedule(self.now, Timed::Lane(lane));
+        }
+        Ok(())
+    }
+
+    fn prefetch(&mut self, command: &Command, view: View<'_>) -> Result<(), WorldError> {
+        let Command::Prefetch { model, device, source, .. } = *command else { return Ok(()) };
+        let target = self.cluster.device(device).ok_or(WorldError::NoSuchDevice(device))?;
+        let from = match source {
+            Source::Device(device) => Endpoint::Device(device),
+            Source::Host => Endpoint::Host(target.node),
+        };
+        let bytes = view.model(model).ok_or(WorldError::NoSuchModel(model))?.weights;
+        let route = self.cluster.route(from, Endpoint::Device(device)).ok_or(WorldError::Other {
+            message: format!("there is no route from {from} to {device}"),
+            source: None,
+        })?;
+        let latency = route.latency(&self.cluster);
+        self.transfers.start(&self.cluster, self.now, (model, device), bytes, route.links(), latency);
+        self.schedule_transfer();
+        Ok(())
+    }
+
+    fn schedule_transfer(&mut self) {
+        if let Some(at) = self.transfers.next_end() {
+            self.schedule(at, Timed::Transfer);
+        }
+    }
+
+    fn end_of_lane(&mut self, lane: LaneId, events: &mut Vec<Event>) {
+        let Some(index) = self.lane_index(lane) else { return };
+        for (launch, fate) in self.lanes[index].taken_back() {
+            let Launch { job, ops, lane, .. } = launch;
+            let (done, at) = (ops.start..ops.start, self.now);
+            events.push(Event::Recalled { job, lane, done, end: ops.end, fate, started: at, at });
+        }
+        let Some((launch, started, ending)) = self.lanes[index].end(self.now) else { return };
+        let at = self.now;
+        match ending {
+            Ending::Finished => {
+                self.simulated += u64::from(launch.ops.end - launch.ops.start);
+                let ended = self.emit(&launch);
+                let Launch { job, ops, .. } = launch;
+                events.push(Event::Finished { job, ops, lane, started, at, tokens: Vec::new(), ended });
+            }
+            Ending::Cut(op, fate) => {
+                self.simulated += u64::from(op - launch.ops.start);
+                let (done, end) = (launch.ops.start..op, launch.ops.end);
+                events.push(Event::Recalled { job: launch.job, lane, done, end, fate, started, at });
+            }
+        }
+        self.start_next(index, at);
+    }
+
+    /// Counts the tokens of a finished iteration, and tells whose last token was among them.
+    fn emit(&mut self, launch: &Launch) -> Vec<Ended> {
+        let mut ended = Vec::new();
+        if launch.ops.end != launch.template.op_count() {
+            return ended;
+        }
+        for row in launch.spec.rows.iter().filter(|row| row.emits) {
+            let Some(output) = self.outputs.get_mut(row.request.index()) else { continue };
+            output.produced += 1;
+            if output.produced == output.wanted {
+                ended.push(Ended { request: row.request, produced: output.produced });
+            }
+        }
+        ended
+    }
+
+    fn fault(&mut self, device: DeviceId, events: &mut Vec<Event>) {
+        let lanes = self.cluster.device(device).map_or(0, |device| device.spec.lanes);
+        for index in 0..lanes {
+            if let Some(index) = self.lane_index(LaneId::new(device, index)) {
+                self.lanes[index].clear();
+            }
+        }
+        self.transfers.drop_device(&self.cluster, self.now, device);
+        self.schedule_transfer();
+        events.push(Event::DeviceLost { device, at: self.now });
+    }
+}
+
+impl World for SimWorld {
+    fn enqueue(&mut self, command: &Command, view: View<'_>) -> Result<(), WorldError> {
+        match command {
+            Command::Launch(launch) => self.launch(launch),
+            Command::Recall { job, lane, fate } => self.recall(*job, *lane, *fate),
+            Command::Prefetch { .. } => self.prefetch(command, view),
+            _ => Ok(()),
+        }
+    }
+
+    fn poll(&mut self, until: Nanos, events: &mut Vec<Event>) -> Result<Nanos, WorldError> {
+        let before = events.len();
+        while events.len() == before {
+            match self.agenda.peek() {
+                Some(&Reverse((at, _, what))) if at <= until => {
+                    self.agenda.pop();
+                    self.now = self.now.max(at);
+                    match what {
+                        Timed::Lane(lane) => self.end_of_lane(lane, events),
+                        Timed::Fault(device) => self.fault(device, events),
+                        Timed::Transfer => {
+                            for (model, device) in self.transfers.advance(&self.cluster, self.now) {
+                                events.push(Event::WeightsLoaded { model, device, at: self.now });
+                            }
+                            self.schedule_transfer();
+                        }
+                    }
+                }
+                _ => {
+                    self.now = self.now.max(until);
+                    break;
+                }
+            }
+        }
+        Ok(self.now)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.lanes.iter().all(SimLane::is_idle) && self.transfers.is_empty()
+    }
+}

@@ -1,0 +1,18 @@
+//! What a replay found: figures, timelines, and the files that show them.
+//!
+//! | file | made by | for |
+//! |---|---|---|
+//! | `summary.json` | [`Summary`] | programs |
+//! | `report.html` | [`html`] | people: one file without references, figures and timelines |
+//! | `timeline.json` | [`perfetto`] | the Perfetto viewer (Chrome trace format) |
+//! | the terminal | [`table`] | people in a hurry |
+
+pub mod html;
+pub mod perfetto;
+pub mod table;
+
+mod record;
+mod summary;
+
+pub use record::{DeviceLabel, MemorySample, RunRecord, SecondUse, Span, SpanKind, TenantLabel};
+pub use summary::{DecisionFigures, LatencyFigures, PolicySummary, Summary, TenantSummary};
