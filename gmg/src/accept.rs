@@ -14,21 +14,38 @@ use crate::view::GmgView;
 pub(crate) fn accept(gmg: &mut Gmg, plan: Plan) -> Accepted {
     let mut accepted = Accepted::default();
     for (index, action) in plan.actions.into_iter().enumerate() {
-        if let Err(reason) = carry_out(gmg, action, &mut accepted) {
-            accepted.dropped.push(Dropped { index, reason });
+        if let Err(refused) = carry_out(gmg, action, &mut accepted) {
+            let (reason, action) = *refused;
+            accepted.dropped.push(Dropped { index, action, reason });
         }
     }
     accepted
 }
 
-fn carry_out(gmg: &mut Gmg, action: Action, accepted: &mut Accepted) -> Result<(), GmgError> {
+/// Carries out one action, or gives it back.
+fn carry_out(gmg: &mut Gmg, action: Action, accepted: &mut Accepted) -> Result<(), Box<(GmgError, Action)>> {
     match action {
-        Action::FormBatch { .. } => Err(GmgError::NotMaterialized("forming a batch")),
+        Action::Run { work: Work::New(spec), lane, rank } => match refuse_new(gmg, &spec, lane) {
+            Ok(()) => {
+                let placed = run_new(gmg, *spec, lane, rank, accepted);
+                debug_assert!(placed.is_ok(), "what was not refused can be placed: {placed:?}");
+                Ok(())
+            }
+            Err(reason) => Err(Box::new((reason, Action::Run { work: Work::New(spec), lane, rank }))),
+        },
+        action => try_existing(gmg, &action, accepted).map_err(|reason| Box::new((reason, action))),
+    }
+}
+
+fn try_existing(gmg: &mut Gmg, action: &Action, accepted: &mut Accepted) -> Result<(), GmgError> {
+    match *action {
+        Action::FormBatch { .. } | Action::Run { work: Work::New(_), .. } => {
+            Err(GmgError::NotMaterialized("forming a batch"))
+        }
         Action::EvictSequences { .. } => Err(GmgError::NotMaterialized("evicting sequences")),
-        Action::Run { work: Work::New(spec), lane, rank } => run_new(gmg, *spec, lane, rank, accepted),
-        Action::Run { work: Work::Existing { job, ops }, lane, rank } => {
+        Action::Run { work: Work::Existing { job, ref ops }, lane, rank } => {
             accepted.applied.push(gmg.apply(Intent::Dispatch { job, ops: ops.clone(), lane, rank })?);
-            launch(gmg, job, ops, lane, rank, accepted)
+            launch(gmg, job, ops.clone(), lane, rank, accepted)
         }
         Action::Recall { job, fate } => {
             let lane = lane_of(gmg, job)?;
@@ -36,6 +53,9 @@ fn carry_out(gmg: &mut Gmg, action: Action, accepted: &mut Accepted) -> Result<(
             Ok(())
         }
         Action::Cancel { job } => {
+            if gmg.state().job(job).is_some_and(|job| job.is_dispatched()) {
+                return Err(GmgError::StillDispatched(job));
+            }
             accepted.applied.push(gmg.apply(Intent::Cancel { job })?);
             accepted.applied.push(gmg.apply(Intent::Retire { job })?);
             Ok(())
@@ -63,21 +83,19 @@ fn carry_out(gmg: &mut Gmg, action: Action, accepted: &mut Accepted) -> Result<(
     }
 }
 
-/// Everything that could refuse the dispatch is checked before the job is entered, so a refused
-/// action leaves no job behind.
-fn run_new(
-    gmg: &mut Gmg,
-    spec: JobSpec,
-    lane: LaneId,
-    rank: Rank,
-    accepted: &mut Accepted,
-) -> Result<(), GmgError> {
-    refuse_placement(gmg.state(), &spec, lane)?;
+/// Everything that could refuse the submission and the dispatch, so that a dropped action leaves no
+/// job behind.
+fn refuse_new(gmg: &Gmg, spec: &JobSpec, lane: LaneId) -> Result<(), GmgError> {
+    refuse_placement(gmg.state(), spec, lane)?;
     let unfinished = |job: &&JobId| gmg.state().job(**job).is_some_and(|job| !job.segments.all_done());
     let waits_for = spec.after.iter().filter(unfinished).count() as u32;
     if waits_for > 0 {
         return Err(GmgError::NotReady { job: gmg.state().next_job(), count: waits_for });
     }
+    Ok(())
+}
+
+fn run_new(gmg: &mut Gmg, spec: JobSpec, lane: LaneId, rank: Rank, accepted: &mut Accepted) -> Result<(), GmgError> {
     let submitted = gmg.apply(Intent::SubmitJob(Arc::new(spec)))?;
     let Effect::Job(job) = submitted.effect else { return Ok(()) };
     accepted.applied.push(submitted);

@@ -7,7 +7,7 @@ use crate::apply::{intend, observe};
 use crate::cluster::Cluster;
 use crate::delta::{Applied, Delta, Effect, Intent, NewRequest};
 use crate::error::GmgError;
-use crate::id::{ContainerId, DeviceId, JobId, ModelId, RequestId, TenantId, Version};
+use crate::id::{DeviceId, JobId, ModelId, RequestId, TenantId, Version};
 use crate::job::JobSpec;
 use crate::memory::DeviceLayout;
 use crate::plan::{Accepted, Plan};
@@ -142,9 +142,9 @@ impl Gmg {
         self.apply(Intent::SubmitJob(Arc::new(job))).map(|_| id)
     }
 
-    /// The container of a model's tenant, for messages.
-    pub fn container_of(&self, device: DeviceId) -> Option<ContainerId> {
-        self.state.container_of(device)
+    /// The id that the next request gets.
+    pub fn next_request_id(&self) -> RequestId {
+        self.state.next_request_id()
     }
 }
 

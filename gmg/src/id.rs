@@ -8,7 +8,7 @@ use std::fmt;
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(transparent)]
         pub struct $name(pub $inner);
 
@@ -70,12 +70,6 @@ id! {
 id! {
     /// A transfer of bytes between two places.
     TransferId(u64), "transfer "
-}
-
-impl Default for Version {
-    fn default() -> Self {
-        Self(0)
-    }
 }
 
 /// An in-order queue on a device: a CUDA stream, an SM partition, a CPU worker.

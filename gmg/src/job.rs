@@ -174,7 +174,9 @@ pub struct Segment {
 
 impl Segment {
     fn same_kind(&self, other: &Self) -> bool {
-        self.state == other.state && self.lane == other.lane && (self.state == StoredState::Pending || self.start == other.start)
+        self.state == other.state
+            && self.lane == other.lane
+            && (self.state == StoredState::Pending || self.start == other.start)
     }
 }
 
@@ -284,7 +286,12 @@ pub struct Job {
 impl Job {
     /// Number of operators.
     pub fn op_count(&self) -> u32 {
-        self.template.op_count() as u32
+        self.template.op_count()
+    }
+
+    /// True if some of its operators are on a lane.
+    pub fn is_dispatched(&self) -> bool {
+        self.segments.iter().any(|s| matches!(s.state, StoredState::Dispatched | StoredState::Running))
     }
 
     /// The operators that are done from the front: where a recalled job continues.

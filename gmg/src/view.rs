@@ -54,7 +54,8 @@ impl Lane {
 
     /// Takes `ops` of `job` off the queue; what is left of its entry stays.
     pub(crate) fn remove(&mut self, job: JobId, ops: &Range<u32>) -> bool {
-        let Some(at) = self.queue.iter().position(|e| e.job == job && e.ops.start < ops.end && ops.start < e.ops.end) else {
+        let Some(at) = self.queue.iter().position(|e| e.job == job && e.ops.start < ops.end && ops.start < e.ops.end)
+        else {
             return false;
         };
         let entry = &mut self.queue[at];

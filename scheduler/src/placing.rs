@@ -30,7 +30,7 @@ pub(crate) fn total_blocks(view: View<'_>, device: DeviceId) -> u32 {
 
 /// As large as the tenant's options and the free blocks allow.
 pub(crate) fn unlimited(new_blocks: u32) -> BatchLimits {
-    BatchLimits { tokens: u32::MAX, sequences: u32::MAX, new_blocks }
+    BatchLimits { tokens: u32::MAX, sequences: u32::MAX, new_blocks, keep_free: 0 }
 }
 
 /// The devices on which `event` may have changed what should run; [`None`] means any.

@@ -24,16 +24,16 @@ mod residency;
 
 use std::ops::Range;
 
+use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId};
 use slicescheduler_gmg::plan::{Action, BatchLimits, Event, Forecast, Plan, Rank, Work};
 use slicescheduler_gmg::tenant::LendingMode;
 use slicescheduler_gmg::units::{Bytes, Nanos};
-use slicescheduler_gmg::GmgView;
 
 use crate::batching::Iteration;
 use crate::placing::{free_blocks, lane_of, total_blocks, touched};
-use crate::slice_fill::candidates::Candidates;
 use crate::policy::{Context, Policy, Residency, TenantShape};
+use crate::slice_fill::candidates::Candidates;
 
 /// Settings of [`SliceFill`]. One setting serves every workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +174,8 @@ impl SliceFill {
         let latency = self.latency_candidates(context, device, plan);
         let best_effort = self.best_effort_candidate(context, device);
         let strict = context.view.owner(device).is_some_and(|owner| !self.lends(context, owner));
-        let turn = |candidate: &&Candidate| (strict && candidate.rank != Rank::OwnerLatency, candidate.due, candidate.rank);
+        let turn =
+            |candidate: &&Candidate| (strict && candidate.rank != Rank::OwnerLatency, candidate.due, candidate.rank);
         let at_once = latency.iter().filter(|candidate| candidate.at_once).min_by_key(turn);
         let paced: Candidates = latency.iter().filter(|candidate| !candidate.at_once).cloned().collect();
         match (at_once, paced.iter().min_by_key(turn), best_effort) {
@@ -237,7 +238,8 @@ impl SliceFill {
             return;
         }
         let state = &mut self.devices[device.index()];
-        let given_up = |suspended: &Suspended| suspended.rank < Rank::GuestLatency && Some(suspended.replica.tenant) != owner;
+        let given_up =
+            |suspended: &Suspended| suspended.rank < Rank::GuestLatency && Some(suspended.replica.tenant) != owner;
         for suspended in state.suspended.iter().filter(|suspended| given_up(suspended)) {
             plan.actions.push(Action::Cancel { job: suspended.job });
             plan.actions.push(Action::EvictSequences { replica: suspended.replica, blocks: wanted });

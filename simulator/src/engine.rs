@@ -33,7 +33,7 @@
 //!
 //! let mut engine = Engine::default();
 //! let lane = engine.add_lane();
-//! let cost = engine.add_cost(&JobCost::from_block(&[Nanos(10)], 5));
+//! let cost = engine.add_cost(JobCost::from_block(&[Nanos(10)], 5));
 //! let guest = engine.add(Node::operators(lane, cost, 0..5).rank(Rank::GuestBestEffort));
 //! let owner = engine.add(Node::fixed(lane, Nanos(7)).rank(Rank::OwnerLatency).release(Nanos(12)));
 //! engine.run(Nanos::MAX);
@@ -105,6 +105,7 @@ pub struct Engine {
     begun: bool,
     now: Nanos,
     floor: Nanos,
+    window: Nanos,
     operators: u64,
     /// Lanes that have to choose again before time moves on.
     unsettled: Vec<u32>,
@@ -130,10 +131,17 @@ impl Engine {
         self.begun = false;
         self.now = Nanos::ZERO;
         self.floor = floor;
+        self.window = Nanos::ZERO;
         self.operators = 0;
         self.unsettled.clear();
         self.changed.clear();
         self.drained.clear();
+    }
+
+    /// Work that would start within `window` after a cut or a recall is launched already: the
+    /// boundary is the first that is not before its end. Zero after a reset.
+    pub fn set_launched_window(&mut self, window: Nanos) {
+        self.window = window;
     }
 
     /// Adds a lane.
@@ -154,8 +162,8 @@ impl Engine {
     }
 
     /// Adds the durations of a job, for nodes that run its operators.
-    pub fn add_cost(&mut self, cost: &JobCost) -> CostRef {
-        self.costs.push(cost.clone());
+    pub fn add_cost(&mut self, cost: JobCost) -> CostRef {
+        self.costs.push(cost);
         CostRef((self.costs.len() - 1) as u32)
     }
 
@@ -288,7 +296,7 @@ impl Engine {
         self.devices.get(device.0 as usize).and_then(Tracked::shortage)
     }
 
-    /// Operators of the nodes that started; a node without operators counts as one.
+    /// Operators of the nodes that started. Work of a fixed length counts as one, a transfer as none.
     pub fn operators(&self) -> u64 {
         self.operators
     }
@@ -478,7 +486,8 @@ impl Engine {
             return;
         }
         let Span::Operators { cost, ops } = &state.span else { return };
-        let (next, after) = self.costs[*cost as usize].boundary_at_or_after(ops.clone(), self.now - state.since);
+        let elapsed = self.now + self.window - state.since;
+        let (next, after) = self.costs[*cost as usize].boundary_at_or_after(ops.clone(), elapsed);
         if next >= ops.end {
             return;
         }

@@ -1,2 +1,191 @@
-//! replay
-fn main() {}
+//! Replays a multi-tenant workload under several policies and reports what each reached.
+//!
+//! ```text
+//! cargo run --release --bin replay
+//! cargo run --release --bin replay -- --scenario examples/scenarios/azure.toml --data DIR --out out
+//! cargo run --release --bin replay -- --device cpu
+//! ```
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::{Parser, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use slicescheduler::replay::{Progress, ReplayOptions, replay};
+use slicescheduler::report::{RunRecord, Summary, html, perfetto, table};
+use slicescheduler::scenario::Scenario;
+use slicescheduler_gmg::plan::Clock;
+use slicescheduler_gmg::units::Nanos;
+
+/// Replay a multi-tenant inference workload under several scheduling policies.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Arguments {
+    /// Scenario file; the embedded one if absent.
+    #[arg(long, value_name = "FILE")]
+    scenario: Option<PathBuf>,
+    /// Folder with the traces that the scenario names.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Policies to run, separated by commas.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    policy: Vec<String>,
+    /// Seed of everything random.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// How long requests arrive, for instance 30m.
+    #[arg(long, value_name = "TIME")]
+    duration: Option<String>,
+    /// Factor on every arrival rate.
+    #[arg(long, value_name = "FACTOR")]
+    rate_scale: Option<f64>,
+    /// Where the work runs.
+    #[arg(long, value_enum, default_value_t = Device::Sim)]
+    device: Device,
+    /// Folder for summary.json, report.html and timeline.json.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print the summary as JSON instead of the table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Device {
+    /// A simulated cluster.
+    Sim,
+    /// Lanes of this machine, with a tiny decoder.
+    Cpu,
+}
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            let mut source = failure.source();
+            while let Some(cause) = source {
+                eprintln!("  because: {cause}");
+                source = cause.source();
+            }
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let scenario = scenario(arguments)?;
+    let name = arguments.scenario.as_ref().map_or_else(
+        || "embedded".to_owned(),
+        |path| path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+    );
+    if let Some(out) = &arguments.out {
+        std::fs::create_dir_all(out).map_err(|error| format!("{}: cannot be made a folder: {error}", out.display()))?;
+    }
+    let options = ReplayOptions { stopwatch: Some(Arc::new(Stopwatch(Instant::now()))), ..ReplayOptions::default() };
+    let mut progress = Bar::default();
+    let (summary, runs) = replay(&scenario, &name, &options, &mut progress)?;
+    progress.finish();
+    if let Some(out) = &arguments.out {
+        write_all(out, &summary, &runs)?;
+    }
+    let text = if arguments.json { serde_json::to_string_pretty(&summary)? + "\n" } else { table::render(&summary) };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+fn scenario(arguments: &Arguments) -> Result<Scenario, Failure> {
+    let mut scenario = match (&arguments.scenario, arguments.device) {
+        (Some(path), _) => Scenario::load(path, arguments.data.as_deref())?,
+        (None, Device::Sim) => Scenario::embedded()?,
+        (None, Device::Cpu) => Scenario::embedded_cpu()?,
+    };
+    if let Some(seed) = arguments.seed {
+        scenario.seed = seed;
+    }
+    if let Some(factor) = arguments.rate_scale {
+        scenario.scale_rate(factor)?;
+    }
+    if let Some(duration) = &arguments.duration {
+        scenario.set_duration(duration)?;
+    }
+    if !arguments.policy.is_empty() {
+        scenario.set_policies(arguments.policy.iter().map(String::as_str))?;
+    }
+    Ok(scenario)
+}
+
+/// Writes every file whole or not at all.
+fn write_all(out: &Path, summary: &Summary, runs: &[RunRecord]) -> Result<(), Failure> {
+    write_whole(&out.join("summary.json"), |file| {
+        serde_json::to_writer_pretty(&mut *file, summary)?;
+        writeln!(file)
+    })?;
+    write_whole(&out.join("report.html"), |file| html::write(summary, runs, file))?;
+    write_whole(&out.join("timeline.json"), |file| perfetto::write(runs, file))?;
+    Ok(())
+}
+
+fn write_whole(
+    path: &Path,
+    write: impl FnOnce(&mut std::io::BufWriter<std::fs::File>) -> std::io::Result<()>,
+) -> Result<(), Failure> {
+    let unfinished = path.with_extension("unfinished");
+    let outcome = std::fs::File::create(&unfinished).and_then(|file| {
+        let mut file = std::io::BufWriter::new(file);
+        write(&mut file)?;
+        file.flush()?;
+        drop(file);
+        std::fs::rename(&unfinished, path)
+    });
+    outcome.map_err(|error| {
+        let _ = std::fs::remove_file(&unfinished);
+        format!("{}: cannot be written: {error}", path.display()).into()
+    })
+}
+
+/// The machine's monotonic clock.
+#[derive(Debug)]
+struct Stopwatch(Instant);
+
+impl Clock for Stopwatch {
+    fn now(&self) -> Nanos {
+        self.0.elapsed().into()
+    }
+}
+
+/// A progress bar on a terminal, nothing elsewhere.
+#[derive(Default)]
+struct Bar {
+    bar: Option<(String, ProgressBar)>,
+}
+
+impl Bar {
+    fn finish(&mut self) {
+        if let Some((_, bar)) = self.bar.take() {
+            bar.finish();
+        }
+    }
+}
+
+impl Progress for Bar {
+    fn advance(&mut self, policy: &str, now: Nanos, end: Nanos) {
+        if self.bar.as_ref().is_none_or(|(name, _)| name != policy) {
+            self.finish();
+            let bar = ProgressBar::new(end.get() / 1_000_000);
+            if let Ok(style) = ProgressStyle::with_template("{prefix:14} {wide_bar} {percent:>3} %  {elapsed}") {
+                bar.set_style(style);
+            }
+            bar.set_prefix(policy.to_owned());
+            self.bar = Some((policy.to_owned(), bar));
+        }
+        if let Some((_, bar)) = &self.bar {
+            bar.set_position(now.get() / 1_000_000);
+        }
+    }
+}

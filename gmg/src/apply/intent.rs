@@ -112,8 +112,7 @@ fn add_model<S: Store>(
             });
         }
     }
-    let (model_id, container_id) =
-        (ModelId(store.models().len() as u32), ContainerId(store.containers().len() as u32));
+    let (model_id, container_id) = (ModelId(store.models().len() as u32), ContainerId(store.containers().len() as u32));
     for &device in &container.devices {
         memory(store, device)?.reserve_weights(model_id, model.weights, WeightState::Resident);
     }
@@ -145,13 +144,9 @@ fn submit<S: Store>(store: &mut S, request: &NewRequest) -> Result<Effect, GmgEr
 fn submit_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>) -> Result<Effect, GmgError> {
     let template = store.model(spec.model).ok_or(GmgError::NoSuchModel(spec.model))?.template.clone();
     template.check_binding(&spec.binding)?;
-    let unfinished: SmallVec<[JobId; 2]> = spec
-        .after
-        .iter()
-        .copied()
-        .filter(|&job| store.job(job).is_some_and(|job| !job.segments.all_done()))
-        .collect();
-    let segments = Segments::pending(template.op_count() as u32);
+    let unfinished: SmallVec<[JobId; 2]> =
+        spec.after.iter().copied().filter(|&job| store.job(job).is_some_and(|job| !job.segments.all_done())).collect();
+    let segments = Segments::pending(template.op_count());
     let id = store.insert_job(Job {
         spec: spec.clone(),
         template,
@@ -171,6 +166,7 @@ fn submit_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>) -> Result<Effect, Gm
 /// Why a job of `spec` that holds nothing yet cannot be placed on `lane`.
 pub(crate) fn refuse_placement<S: Store>(store: &S, spec: &JobSpec, lane: LaneId) -> Result<(), GmgError> {
     let model = store.model(spec.model).ok_or(GmgError::NoSuchModel(spec.model))?;
+    model.template.check_binding(&spec.binding)?;
     store.lane(lane).ok_or(GmgError::NoSuchLane(lane))?;
     let device = lane.device;
     let memory = usable_device(store, device)?;
@@ -202,13 +198,7 @@ fn refuse_weights(memory: &DeviceMemory, id: ModelId, model: &Model, device: Dev
     if resident { Ok(()) } else { Err(GmgError::WeightsAbsent { model: id, device }) }
 }
 
-fn dispatch<S: Store>(
-    store: &mut S,
-    id: JobId,
-    ops: Range<u32>,
-    lane: LaneId,
-    rank: Rank,
-) -> Result<Effect, GmgError> {
+fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, rank: Rank) -> Result<Effect, GmgError> {
     let job = store.job(id).ok_or(GmgError::NoSuchJob(id))?;
     let count = job.op_count();
     if ops.start >= ops.end || ops.end > count {
@@ -287,7 +277,7 @@ fn cancel<S: Store>(store: &mut S, id: JobId) -> Result<Effect, GmgError> {
             segment.state = StoredState::Cancelled;
         }
     });
-    if !job.segments.iter().any(|s| matches!(s.state, StoredState::Dispatched | StoredState::Running)) {
+    if !job.is_dispatched() {
         free_activations(store, id);
     }
     Ok(Effect::None)
@@ -355,12 +345,7 @@ fn release_kv<S: Store>(store: &mut S, id: RequestId, device: DeviceId) -> Resul
     Ok(Effect::None)
 }
 
-fn load_weights<S: Store>(
-    store: &mut S,
-    id: ModelId,
-    device: DeviceId,
-    source: Source,
-) -> Result<Effect, GmgError> {
+fn load_weights<S: Store>(store: &mut S, id: ModelId, device: DeviceId, source: Source) -> Result<Effect, GmgError> {
     let bytes = store.model(id).ok_or(GmgError::NoSuchModel(id))?.weights;
     let target = usable_device(store, device)?;
     if target.weight_state(id).is_some() {

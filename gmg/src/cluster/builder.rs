@@ -217,7 +217,9 @@ impl NodeBuilder {
             }
         }
         match self.nvlink {
-            NvLink::Of(Bandwidth::ZERO) => Err(ClusterError::ZeroBandwidth { link: format!("NVLink of node \"{name}\"") }),
+            NvLink::Of(Bandwidth::ZERO) => {
+                Err(ClusterError::ZeroBandwidth { link: format!("NVLink of node \"{name}\"") })
+            }
             _ => Ok(()),
         }
     }
@@ -260,11 +262,8 @@ impl Wiring {
     fn connect(&mut self, one: NodeIndex, other: NodeIndex, bandwidth: Bandwidth, latency: Nanos, both_ways: bool) {
         let (from, to) = (self.topology[one], self.topology[other]);
         let there = self.link(Link { from, to, both_ways, bandwidth, latency });
-        let back = if both_ways {
-            there
-        } else {
-            self.link(Link { from: to, to: from, both_ways, bandwidth, latency })
-        };
+        let back =
+            if both_ways { there } else { self.link(Link { from: to, to: from, both_ways, bandwidth, latency }) };
         self.topology.add_edge(one, other, there);
         self.topology.add_edge(other, one, back);
     }

@@ -99,7 +99,9 @@ impl Routes {
         let (to_node, to_local) = place(cluster, to)?;
         let host = |node: &Node| node.devices.len();
         if from_node.id == to_node.id {
-            return Some(Route { parts: [self.within(from_node.id, host(from_node), from_local, to_local)?, &[], &[]] });
+            return Some(Route {
+                parts: [self.within(from_node.id, host(from_node), from_local, to_local)?, &[], &[]],
+            });
         }
         let between = self.between[from_node.id.index() * cluster.nodes.len() + to_node.id.index()];
         Some(Route {
@@ -175,7 +177,9 @@ impl<'t> Search<'t> {
         while next < self.reached.len() {
             let vertex = self.reached[next];
             next += 1;
-            let Some(label) = self.labels[vertex.index()] else { continue };
+            let Some(label) = self.labels[vertex.index()] else {
+                continue;
+            };
             for edge in self.topology.edges(vertex) {
                 if !enters(self.topology[edge.target()]) {
                     continue;
@@ -209,6 +213,5 @@ impl<'t> Search<'t> {
 fn better(found: &Label, known: &Label) -> bool {
     let link = |label: &Label| label.by.map(|(link, _)| link);
     found.hops == known.hops
-        && (found.bandwidth > known.bandwidth
-            || (found.bandwidth == known.bandwidth && link(found) < link(known)))
+        && (found.bandwidth > known.bandwidth || (found.bandwidth == known.bandwidth && link(found) < link(known)))
 }

@@ -63,7 +63,8 @@ fn devices_without_a_switch_meet_at_the_host() {
     let route = cluster.route(device(8), device(9)).unwrap();
     assert_eq!((route.len(), route.bandwidth(&cluster)), (2, Bandwidth::gb_per_s(25)));
     assert_eq!(path(&cluster, device(8), device(9))[1], Vertex::Host(NodeId(1)));
-    let without = Cluster::builder().node("a", |n| n.devices(2, DeviceSpec::h100_sxm()).without_nvlink()).build().unwrap();
+    let without =
+        Cluster::builder().node("a", |n| n.devices(2, DeviceSpec::h100_sxm()).without_nvlink()).build().unwrap();
     assert_eq!(path(&without, device(0), device(1))[1], Vertex::Host(NodeId(0)));
 }
 
@@ -131,7 +132,8 @@ fn mistakes_are_refused() {
         (Cluster::builder().node("a", one).node("a", one), "two nodes are named \"a\""),
         (Cluster::builder().node("a", |n| n), "node \"a\" has no devices: expected at least one"),
         (
-            Cluster::builder().node("a", |n| n.devices(1, DeviceSpec::l4()).devices(1, DeviceSpec::l4().with_memory(Bytes::ZERO))),
+            Cluster::builder()
+                .node("a", |n| n.devices(1, DeviceSpec::l4()).devices(1, DeviceSpec::l4().with_memory(Bytes::ZERO))),
             "node \"a\": device 1 (L4) has memory 0: expected a positive number",
         ),
         (
@@ -224,5 +226,5 @@ fn ten_thousand_devices_have_routes() {
     }
     let cluster = builder.build().unwrap();
     assert_eq!(cluster.devices().len(), 10_000);
-    assert_eq!(path(&cluster, device(0), device(9_999)).len(), 6);
+    assert_eq!(path(&cluster, device(0), device(9_999)).len(), 5);
 }

@@ -61,9 +61,15 @@ pub(super) struct DraftTensor {
 pub(super) enum Definition {
     Declared(Tensor),
     /// What a block takes at this position: from outside, or from the repetition before.
-    CarriedIn { block: u32, position: u32 },
+    CarriedIn {
+        block: u32,
+        position: u32,
+    },
     /// What the last repetition of a block gives at this position.
-    CarriedOut { block: u32, position: u32 },
+    CarriedOut {
+        block: u32,
+        position: u32,
+    },
 }
 
 #[derive(Debug)]
@@ -214,7 +220,8 @@ impl OpGraphBuilder {
         })
     }
 
-    /// Checks everything and makes the graph. O(n log n) in what is stored.
+    /// Checks everything and makes the graph. O(n log n) in what is stored, times the buffers that
+    /// activations need.
     ///
     /// # Errors
     ///

@@ -104,7 +104,9 @@ impl Iterator for Successors<'_> {
         for edge in self.edges.by_ref() {
             match *edge {
                 SuccessorEdge::Same(slot) => return Some(segment.op(slot, repetition)),
-                SuccessorEdge::Next(slot) if !last => return Some(segment.op(slot, repetition + 1)),
+                SuccessorEdge::Next(slot) if !last => {
+                    return Some(segment.op(slot, repetition + 1));
+                }
                 SuccessorEdge::AtEnd(op) if last => return Some(op),
                 SuccessorEdge::AtEndAll { first, stride, repeat } if last => {
                     self.all = (OpIndex(first.0.saturating_add(stride)), stride, repeat - 1);

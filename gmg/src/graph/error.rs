@@ -27,7 +27,9 @@ pub enum GraphError {
         most: u64,
     },
     /// The graph has too many symbols of its own.
-    #[error("graph \"{graph}\": symbol \"{symbol}\" is one too many: expected at most {most}, the standard ones included")]
+    #[error(
+        "graph \"{graph}\": symbol \"{symbol}\" is one too many: expected at most {most}, the standard ones included"
+    )]
     TooManySymbols {
         /// The graph.
         graph: String,
@@ -103,7 +105,9 @@ pub enum GraphError {
         tensor: String,
     },
     /// The next repetition could not take what this one gives.
-    #[error("block \"{block}\" takes \"{taken}\" {taken_dtype} {taken_shape} and carries out \"{given}\" {given_dtype} {given_shape}: expected the same type")]
+    #[error(
+        "block \"{block}\" takes \"{taken}\" {taken_dtype} {taken_shape} and carries out \"{given}\" {given_dtype} {given_shape}: expected the same type"
+    )]
     CarriedMismatch {
         /// The block.
         block: String,
@@ -143,7 +147,9 @@ pub enum GraphError {
         second: String,
     },
     /// An operator writes what it can only read.
-    #[error("operator \"{op}\" produces tensor \"{tensor}\", which is {role}: expected an activation or an output of its own block")]
+    #[error(
+        "operator \"{op}\" produces tensor \"{tensor}\", which is {role}: expected an activation or an output of its own block"
+    )]
     NotWritable {
         /// The operator.
         op: String,
@@ -209,7 +215,9 @@ pub enum GraphError {
         expected: usize,
     },
     /// An operator gives another type than its output declares.
-    #[error("operator \"{op}\" ({kind}): output \"{tensor}\" is declared {dtype} {shape}: expected {expected_dtype} {expected_shape}")]
+    #[error(
+        "operator \"{op}\" ({kind}): output \"{tensor}\" is declared {dtype} {shape}: expected {expected_dtype} {expected_shape}"
+    )]
     OutputType {
         /// The operator.
         op: String,

@@ -10,9 +10,11 @@
 //! of a block use the same buffers. A tensor that is still read while the next repetition writes
 //! its own has two and alternates between them.
 
+use std::collections::BTreeMap;
+
 use smallvec::{SmallVec, smallvec};
 
-use super::{Operand, OpGraph, Role};
+use super::{OpGraph, Operand, Role};
 use crate::id::TensorId;
 use crate::shape::polynomial::Monomial;
 use crate::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, Symbol, TOKENS};
@@ -22,7 +24,7 @@ use crate::units::Bytes;
 const ALIGNMENT: u64 = 256;
 
 /// No buffer: the tensor does not live in the arena.
-const NONE: u16 = u16::MAX;
+const NONE: u32 = u32::MAX;
 
 /// A piece of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +61,7 @@ impl ActivationLayout {
     pub fn region(&self, graph: &OpGraph, tensor: TensorId) -> Option<Region> {
         let (stored, repetition, _) = graph.locate_tensor(tensor)?;
         let buffer = graph.buffers.of_tensor.get(stored as usize)?[(repetition % 2) as usize];
-        let offset = *self.offsets.get(usize::from(buffer))?;
+        let offset = *self.offsets.get(buffer as usize)?;
         Some(Region { offset, bytes: graph.tensors[stored as usize].bytes(&self.binding) })
     }
 }
@@ -89,7 +91,7 @@ impl OpGraph {
 #[derive(Clone, Debug, Default)]
 pub(super) struct BufferPlan {
     /// By stored tensor: its buffer in even and in odd repetitions.
-    of_tensor: Vec<[u16; 2]>,
+    of_tensor: Vec<[u32; 2]>,
     /// By buffer: the sizes of its tensors, without those that never decide.
     buffers: Vec<SmallVec<[Monomial; 2]>>,
 }
@@ -116,25 +118,25 @@ impl BufferPlan {
             right.size.cmp(&left.size).then_with(|| key(left).cmp(&key(right)))
         });
         let mut plan = Self { of_tensor: vec![[NONE; 2]; graph.tensors.len()], buffers: Vec::new() };
-        let mut occupied: Vec<Vec<Interval>> = Vec::new();
+        let mut occupied: Vec<Occupied> = Vec::new();
         for unit in &units {
             // Sizes descend, so the last buffer is the smallest.
-            let free = occupied.iter().rposition(|taken| !overlap(taken, &unit.intervals));
+            let free = occupied.iter().rposition(|taken| taken.is_free(&unit.intervals));
             let buffer = free.unwrap_or_else(|| {
-                occupied.push(Vec::new());
+                occupied.push(Occupied::default());
                 plan.buffers.push(smallvec![]);
                 occupied.len() - 1
             });
-            occupied[buffer].extend(&unit.intervals);
+            occupied[buffer].0.extend(unit.intervals.iter().copied());
             let size = graph.tensors[unit.stored as usize].bytes_formula();
             let sizes = &mut plan.buffers[buffer];
             if !sizes.iter().any(|known| known.dominates(&size)) {
                 sizes.retain(|known| !size.dominates(known));
                 sizes.push(size);
             }
-            for (place, _) in plan.of_tensor[unit.stored as usize].iter_mut().zip(unit.parities).filter(|(_, own)| *own) {
-                // More buffers than a u16 counts would need as many tensors alive at once.
-                *place = u16::try_from(buffer).unwrap_or(NONE);
+            let places = plan.of_tensor[unit.stored as usize].iter_mut().zip(unit.parities);
+            for (place, _) in places.filter(|(_, own)| *own) {
+                *place = buffer as u32;
             }
         }
         plan
@@ -148,8 +150,15 @@ impl BufferPlan {
     }
 }
 
-fn overlap(left: &[Interval], right: &[Interval]) -> bool {
-    left.iter().any(|&(start, end)| right.iter().any(|&(other, last)| start <= last && other <= end))
+/// When a buffer is taken: pairwise disjoint intervals, from first position to last.
+#[derive(Default)]
+struct Occupied(BTreeMap<u32, u32>);
+
+impl Occupied {
+    fn is_free(&self, intervals: &[Interval]) -> bool {
+        // Of disjoint intervals, the last that starts in time is the last that ends.
+        intervals.iter().all(|&(start, end)| self.0.range(..=end).next_back().is_none_or(|(_, &last)| last < start))
+    }
 }
 
 /// A large mixed batch: what is large under it decides first.

@@ -225,8 +225,11 @@ fn blocks_that_can_not_be_repeated() {
             [t]
         });
     });
-    assert_eq!(input, "tensor \"side\" of block \"block\" is an input of the graph: declare it outside the block"
-        .replace("\"side\"", "\"block.side\""));
+    assert_eq!(
+        input,
+        "tensor \"side\" of block \"block\" is an input of the graph: declare it outside the block"
+            .replace("\"side\"", "\"block.side\"")
+    );
 }
 
 #[test]
@@ -276,10 +279,7 @@ fn tensors_that_can_not_be_stored() {
             graph.symbol(name);
         }
     });
-    assert_eq!(
-        symbols,
-        "graph \"g\": symbol \"e\" is one too many: expected at most 8, the standard ones included"
-    );
+    assert_eq!(symbols, "graph \"g\": symbol \"e\" is one too many: expected at most 8, the standard ones included");
     let large = refusal(|graph| {
         let (x, _) = softmax(graph);
         let [last] = graph.repeat("block", u32::MAX, [x], |block, [x]| {

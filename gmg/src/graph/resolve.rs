@@ -1,12 +1,11 @@
 //! From a checked draft to a graph: numbering, edges, totals.
 
 use super::builder::Definition;
+use super::dependencies::Dependency;
 use super::edges::{PredecessorEdge, mirror};
 use super::layout::BufferPlan;
-use super::validate::{Checked, Dependency};
-use super::{
-    GraphError, Operand, OpGraph, OpGraphBuilder, OpRef, Role, SegmentRange, SlotCost, StoredOp, TensorRef,
-};
+use super::validate::Checked;
+use super::{GraphError, OpGraph, OpGraphBuilder, OpRef, Operand, Role, SegmentRange, SlotCost, StoredOp, TensorRef};
 use crate::id::{OpIndex, TensorId};
 use crate::semantics::OpKind;
 use crate::semantics::builtin::{self, CostFormula};
@@ -25,9 +24,10 @@ struct Numbering {
 }
 
 pub(super) fn graph(draft: OpGraphBuilder, checked: &Checked) -> Result<OpGraph, GraphError> {
-    let outer = draft.tensors.iter().filter(|tensor| {
-        tensor.scope.is_none() && matches!(tensor.definition, Definition::Declared(_))
-    });
+    let outer = draft
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.scope.is_none() && matches!(tensor.definition, Definition::Declared(_)));
     let outer_tensors = outer.count() as u32;
     let (numbering, op_count, tensor_count) = number(&draft, checked, outer_tensors)?;
 
@@ -73,9 +73,8 @@ pub(super) fn graph(draft: OpGraphBuilder, checked: &Checked) -> Result<OpGraph,
         block.map_or(1, |segment| u64::from(segment.repeat))
     };
     let weights = tensors.iter().enumerate().filter(|(_, tensor)| tensor.role == Role::Weight);
-    let weight_bytes: Bytes = weights
-        .map(|(stored, tensor)| tensor.bytes(&crate::shape::Binding::new()).times(repeats(stored)))
-        .sum();
+    let weight_bytes: Bytes =
+        weights.map(|(stored, tensor)| tensor.bytes(&crate::shape::Binding::new()).times(repeats(stored))).sum();
 
     let mut graph = OpGraph {
         name: draft.name,
@@ -97,11 +96,7 @@ pub(super) fn graph(draft: OpGraphBuilder, checked: &Checked) -> Result<OpGraph,
     Ok(graph)
 }
 
-fn number(
-    draft: &OpGraphBuilder,
-    checked: &Checked,
-    outer_tensors: u32,
-) -> Result<(Numbering, u32, u32), GraphError> {
+fn number(draft: &OpGraphBuilder, checked: &Checked, outer_tensors: u32) -> Result<(Numbering, u32, u32), GraphError> {
     let mut slots = vec![0; draft.ops.len()];
     for (slot, op) in (0u32..).zip(checked.order.iter().flatten()) {
         slots[op.index()] = slot;

@@ -48,9 +48,8 @@ pub(super) struct Program {
 pub(super) fn programs() -> impl Strategy<Value = Program> {
     let step = || (any::<[usize; 2]>(), 0usize..4).prop_map(|(reads, shape)| Step { reads, shape });
     let steps = |least| prop::collection::vec(step(), least..6);
-    (1u32..8, any::<[usize; 2]>(), steps(1), steps(0), steps(0)).prop_map(|(repeat, carried, before, within, after)| {
-        Program { repeat, carried, before, within, after }
-    })
+    (1u32..8, any::<[usize; 2]>(), steps(1), steps(0), steps(0))
+        .prop_map(|(repeat, carried, before, within, after)| Program { repeat, carried, before, within, after })
 }
 
 pub(super) fn binding() -> impl Strategy<Value = Binding> {

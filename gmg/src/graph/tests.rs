@@ -93,7 +93,8 @@ fn every_repetition_is_addressable() {
     assert_eq!((qkv.index(), qkv.repetition(), qkv.block()), (OpIndex(1 + 7 * 9 + 1), 7, Some("layers")));
     let weights: Vec<_> = qkv.weights().map(|weight| weight.name().to_string()).collect();
     assert_eq!(weights, ["layers.7.attn.qkv.weight"]);
-    let repeats: Vec<_> = graph.segments().map(|segment| (segment.block(), segment.repeat(), segment.slots().len())).collect();
+    let repeats: Vec<_> =
+        graph.segments().map(|segment| (segment.block(), segment.repeat(), segment.slots().len())).collect();
     assert_eq!(repeats, [(None, 1, 1), (Some("layers"), 32, 9), (None, 1, 4)]);
     let layers = graph.segments().nth(1).unwrap();
     assert_eq!(layers.op(qkv.slot(), 7), Some(qkv.index()));

@@ -60,8 +60,10 @@ impl KvPool {
         if blocks > self.free_blocks() {
             return false;
         }
-        let sequence =
-            self.sequences.entry(request).or_insert_with(|| Sequence { tenant, table: Vec::with_capacity(blocks as usize) });
+        let sequence = self
+            .sequences
+            .entry(request)
+            .or_insert_with(|| Sequence { tenant, table: Vec::with_capacity(blocks as usize) });
         for _ in 0..blocks {
             let block = self.free.pop().unwrap_or_else(|| {
                 self.untouched += 1;

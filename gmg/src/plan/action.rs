@@ -55,6 +55,9 @@ pub struct BatchLimits {
     pub sequences: u32,
     /// Most KV blocks that it may reserve.
     pub new_blocks: u32,
+    /// KV blocks of these that must stay free when a waiting sequence is admitted; sequences that
+    /// run already may grow into them.
+    pub keep_free: u32,
 }
 
 /// What to run.
@@ -230,6 +233,8 @@ pub enum Command {
 pub struct Dropped {
     /// Which action of the plan.
     pub index: usize,
+    /// The action, given back.
+    pub action: Action,
     /// Why.
     pub reason: GmgError,
 }
@@ -243,4 +248,31 @@ pub struct Accepted {
     pub applied: SmallVec<[Applied; 2]>,
     /// Actions that were not carried out. The graph is as if they had not been asked for.
     pub dropped: SmallVec<[Dropped; 1]>,
+}
+
+impl Action {
+    /// Runs operators of a job on a lane, giving way to everything else there. Change the right of
+    /// way with [`with_rank`](Self::with_rank).
+    pub fn run(job: JobId, ops: Range<u32>, lane: LaneId) -> Self {
+        Self::Run { work: Work::Existing { job, ops }, lane, rank: Rank::GuestBestEffort }
+    }
+
+    /// Runs a job that does not exist yet on a lane, giving way to everything else there.
+    pub fn run_new(spec: JobSpec, lane: LaneId) -> Self {
+        Self::Run { work: Work::New(Box::new(spec)), lane, rank: Rank::GuestBestEffort }
+    }
+
+    /// Sets the right of way. Actions without one stay as they are.
+    #[must_use]
+    pub fn with_rank(mut self, right_of_way: Rank) -> Self {
+        if let Self::Run { rank, .. } | Self::FormBatch { rank, .. } = &mut self {
+            *rank = right_of_way;
+        }
+        self
+    }
+
+    /// Brings the weights of a model to a device.
+    pub fn prefetch(model: ModelId, device: DeviceId, source: Source) -> Self {
+        Self::Prefetch { model, device, source }
+    }
 }

@@ -148,7 +148,9 @@ impl Heads {
 }
 
 fn embedding(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
-    let &[ids, table] = inputs else { return arity("two: ids and a table", inputs) };
+    let &[ids, table] = inputs else {
+        return arity("two: ids and a table", inputs);
+    };
     integer(ids)?;
     float(table)?;
     let [rows] = dims(ids, "[n]")?;
@@ -157,7 +159,9 @@ fn embedding(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
 }
 
 fn rms_norm(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
-    let &[x, weight] = inputs else { return arity("two: rows and a weight", inputs) };
+    let &[x, weight] = inputs else {
+        return arity("two: rows and a weight", inputs);
+    };
     float(x)?;
     float(weight)?;
     let columns = last(x)?;
@@ -169,7 +173,9 @@ fn matmul(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
     let (x, weight, residual) = match *inputs {
         [x, weight] => (x, weight, None),
         [x, weight, residual] => (x, weight, Some(residual)),
-        _ => return arity("two or three: rows, a weight and optionally a residual", inputs),
+        _ => {
+            return arity("two or three: rows, a weight and optionally a residual", inputs);
+        }
     };
     float(x)?;
     float(weight)?;
@@ -201,14 +207,13 @@ fn rotary(inputs: &[&Tensor], heads: Heads) -> Result<OutputType, SemanticsError
     }
     has_shape(positions, &Shape::new([rows]))?;
     is_cache(cache, heads)?;
-    Ok(OutputType {
-        dtype: DTypeRule::Exactly(fused.dtype),
-        shape: Shape::new([rows, Dim::fixed(heads.queries())]),
-    })
+    Ok(OutputType { dtype: DTypeRule::Exactly(fused.dtype), shape: Shape::new([rows, Dim::fixed(heads.queries())]) })
 }
 
 fn attention(inputs: &[&Tensor], heads: Heads) -> Result<OutputType, SemanticsError> {
-    let &[queries, cache] = inputs else { return arity("two: queries and the KV cache", inputs) };
+    let &[queries, cache] = inputs else {
+        return arity("two: queries and the KV cache", inputs);
+    };
     heads.check()?;
     float(queries)?;
     let width = Dim::fixed(heads.queries());
@@ -221,7 +226,9 @@ fn attention(inputs: &[&Tensor], heads: Heads) -> Result<OutputType, SemanticsEr
 }
 
 fn swiglu(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
-    let &[x] = inputs else { return arity("one: gate and up side by side", inputs) };
+    let &[x] = inputs else {
+        return arity("one: gate and up side by side", inputs);
+    };
     float(x)?;
     let columns = last(x)?;
     if columns.coefficient % 2 != 0 {
@@ -236,7 +243,9 @@ fn swiglu(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
 }
 
 fn gather(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
-    let &[x, numbers] = inputs else { return arity("two: rows and row numbers", inputs) };
+    let &[x, numbers] = inputs else {
+        return arity("two: rows and row numbers", inputs);
+    };
     integer(numbers)?;
     let [_, columns] = dims(x, "[n, m]")?;
     let [rows] = dims(numbers, "[r]")?;
@@ -244,14 +253,18 @@ fn gather(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
 }
 
 fn sample(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
-    let &[logits] = inputs else { return arity("one: logits", inputs) };
+    let &[logits] = inputs else {
+        return arity("one: logits", inputs);
+    };
     float(logits)?;
     let [rows, _] = dims(logits, "[n, m]")?;
     Ok(OutputType { dtype: DTypeRule::AnyInteger, shape: Shape::new([rows]) })
 }
 
 fn add(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
-    let &[left, right] = inputs else { return arity("two of equal shape", inputs) };
+    let &[left, right] = inputs else {
+        return arity("two of equal shape", inputs);
+    };
     float(left)?;
     has_dtype(right, left.dtype)?;
     has_shape(right, &left.shape)?;
@@ -259,7 +272,9 @@ fn add(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
 }
 
 fn softmax(inputs: &[&Tensor]) -> Result<OutputType, SemanticsError> {
-    let &[x] = inputs else { return arity("one", inputs) };
+    let &[x] = inputs else {
+        return arity("one", inputs);
+    };
     float(x)?;
     last(x)?;
     Ok(like(x))
@@ -274,12 +289,7 @@ fn arity<T>(expected: &'static str, inputs: &[&Tensor]) -> Result<T, SemanticsEr
 }
 
 fn wrong_shape(input: &Tensor, expected: String) -> SemanticsError {
-    SemanticsError::Shape {
-        input: input.name.to_string(),
-        dtype: input.dtype,
-        shape: input.shape.clone(),
-        expected,
-    }
+    SemanticsError::Shape { input: input.name.to_string(), dtype: input.dtype, shape: input.shape.clone(), expected }
 }
 
 fn dims<const N: usize>(input: &Tensor, expected: &str) -> Result<[Dim; N], SemanticsError> {
@@ -295,12 +305,7 @@ fn has_shape(input: &Tensor, expected: &Shape) -> Result<(), SemanticsError> {
 }
 
 fn wrong_dtype(input: &Tensor, expected: DTypeRule) -> SemanticsError {
-    SemanticsError::DType {
-        input: input.name.to_string(),
-        dtype: input.dtype,
-        shape: input.shape.clone(),
-        expected,
-    }
+    SemanticsError::DType { input: input.name.to_string(), dtype: input.dtype, shape: input.shape.clone(), expected }
 }
 
 fn has_dtype(input: &Tensor, expected: DType) -> Result<(), SemanticsError> {

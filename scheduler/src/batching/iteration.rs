@@ -120,22 +120,20 @@ pub fn plan_iteration(
     if iteration.preempted > 0 {
         return;
     }
-    let mut live = running.len() as u32;
-    for sequence in waiting {
+    for (live, sequence) in (running.len() as u32..).zip(waiting) {
         if tokens_left == 0 || live >= limits.sequences {
             break;
         }
         let tokens = sequence.remaining().min(tokens_left);
         let whole = Sequence::blocks_for(sequence.tokens(), options.block_tokens);
         let reserve = if live > 0 { options.growth_reserve.saturating_mul(live + 1) } else { 0 };
-        if whole.saturating_add(reserve) > blocks_left {
+        if whole.saturating_add(reserve).saturating_add(limits.keep_free) > blocks_left {
             iteration.short_of_blocks = true;
             break;
         }
         let blocks = Sequence::blocks_for(tokens, options.block_tokens);
         blocks_left -= blocks;
         tokens_left -= tokens;
-        live += 1;
         iteration.admitted += 1;
         iteration.push(sequence, tokens, blocks);
     }
@@ -151,7 +149,7 @@ mod tests {
         BatchOptions { token_budget: 64, max_sequences: 8, block_tokens: 4, growth_reserve: 0, window: u32::MAX };
 
     fn limits(tokens: u32, new_blocks: u32) -> BatchLimits {
-        BatchLimits { tokens, sequences: 8, new_blocks }
+        BatchLimits { tokens, sequences: 8, new_blocks, keep_free: 0 }
     }
 
     fn sequence(id: u64, prompt: u32, computed: u32, produced: u32) -> Sequence {

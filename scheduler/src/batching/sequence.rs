@@ -1,6 +1,6 @@
 //! One request as batching sees it.
 
-use slicescheduler_gmg::id::RequestId;
+use slicescheduler_gmg::id::{RequestId, TenantId};
 use slicescheduler_gmg::tenant::Slo;
 use slicescheduler_gmg::units::Nanos;
 
@@ -38,6 +38,8 @@ pub struct Sequence {
 pub struct Completed {
     /// The request.
     pub request: RequestId,
+    /// Its tenant.
+    pub tenant: TenantId,
     /// When it arrived.
     pub arrival: Nanos,
     /// Tokens of the prompt.
@@ -120,9 +122,10 @@ impl Sequence {
         self.preemptions += 1;
     }
 
-    pub(crate) fn completed(&self) -> Completed {
+    pub(crate) fn completed(&self, tenant: TenantId) -> Completed {
         Completed {
             request: self.request,
+            tenant,
             arrival: self.arrival,
             prompt: self.prompt,
             produced: self.produced,

@@ -213,12 +213,7 @@ impl Batcher {
         formed
     }
 
-    fn commit(
-        &mut self,
-        index: u32,
-        plan: &Iteration,
-        preempted: &mut Vec<(RequestId, DeviceId)>,
-    ) -> Option<JobSpec> {
+    fn commit(&mut self, index: u32, plan: &Iteration, preempted: &mut Vec<(RequestId, DeviceId)>) -> Option<JobSpec> {
         let id = ReplicaId { tenant: self.tenant, index };
         let replica = self.replicas.get_mut(index as usize)?;
         let admitted = self.waiting.iter().take(plan.admitted as usize);
@@ -241,17 +236,23 @@ impl Batcher {
     /// An iteration ended at `at`: its rows are computed, and `ended` requests got their last
     /// token. They are appended to `completed`.
     pub fn complete(&mut self, spec: &JobSpec, ended: &[Ended], at: Nanos, completed: &mut Vec<Completed>) {
+        let tenant = self.tenant;
         let Some(replica) = self.replicas.get_mut(spec.key.replica as usize) else { return };
         replica.absorb(spec, at);
         if !ended.is_empty() {
             replica.running.retain(|sequence| {
                 let done = ended.iter().any(|ended| ended.request == sequence.request);
                 if done {
-                    completed.push(sequence.completed());
+                    completed.push(sequence.completed(tenant));
                 }
                 !done
             });
         }
+    }
+
+    /// The latest plan of [`form`](Self::form).
+    pub fn latest_plan(&self) -> &Iteration {
+        &self.scratch
     }
 
     /// The iteration in flight will not be completed; its sequences are as before it was formed,
@@ -290,6 +291,18 @@ impl Batcher {
         freed
     }
 
+    /// True if sequences hold blocks on a replica.
+    pub fn holds_sequences(&self, replica: u32) -> bool {
+        self.replicas.get(replica as usize).is_some_and(|replica| !replica.running.is_empty())
+    }
+
+    /// Takes `requests` off a replica; they are not computed any further.
+    pub fn drop_running(&mut self, replica: u32, requests: &[RequestId]) {
+        if let Some(replica) = self.replicas.get_mut(replica as usize) {
+            replica.running.retain(|sequence| !requests.contains(&sequence.request));
+        }
+    }
+
     /// Every sequence of a replica lost its blocks, for instance with its device.
     pub fn lose(&mut self, replica: u32) {
         self.abandon(replica);
@@ -317,7 +330,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    const LIMITS: BatchLimits = BatchLimits { tokens: 64, sequences: 8, new_blocks: 1000 };
+    const LIMITS: BatchLimits = BatchLimits { tokens: 64, sequences: 8, new_blocks: 1000, keep_free: 0 };
 
     fn batcher(replicas: u32) -> Batcher {
         let options = BatchOptions { block_tokens: 4, growth_reserve: 0, ..BatchOptions::default() };

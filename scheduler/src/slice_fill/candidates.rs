@@ -51,7 +51,7 @@ impl SliceFill {
             if replica.running == 0 && !admits {
                 continue;
             }
-            let mut limits = unlimited(free_blocks(view, device));
+            let mut limits = unlimited(self.latency_blocks(context, device, is_owner));
             if !admits {
                 limits.sequences = replica.running;
             }
@@ -120,8 +120,18 @@ impl SliceFill {
     fn best_effort_limits(&self, context: &Context<'_>, replica: &ReplicaInfo, is_owner: bool) -> BatchLimits {
         let free = free_blocks(context.view, replica.device);
         let reserve = self.reserve_blocks(context, replica.device);
-        let limits = unlimited(free.saturating_sub(reserve));
-        if is_owner { limits } else { BatchLimits { tokens: self.options.guest_tokens, ..limits } }
+        if is_owner {
+            return BatchLimits { keep_free: reserve, ..unlimited(free) };
+        }
+        let limits = BatchLimits { keep_free: reserve - reserve / 2, ..unlimited(free.saturating_sub(reserve / 2)) };
+        BatchLimits { tokens: self.options.guest_tokens, ..limits }
+    }
+
+    /// Blocks that latency-sensitive work may take. A guest leaves some for the owner's sequences to
+    /// grow into.
+    pub(super) fn latency_blocks(&self, context: &Context<'_>, device: DeviceId, is_owner: bool) -> u32 {
+        let free = free_blocks(context.view, device);
+        if is_owner { free } else { free.saturating_sub(self.reserve_blocks(context, device) / 8) }
     }
 
     /// How long the paced work of `device` can wait while `guest` runs; [`None`] if it cannot, or if

@@ -10,7 +10,7 @@ use slicescheduler_gmg::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, TOKENS};
 use slicescheduler_gmg::units::Nanos;
 
 use crate::demand::{ReplicaInfo, Waiting};
-use crate::placing::{form, free_blocks, is_latency, lane_of, unlimited};
+use crate::placing::{form, is_latency, lane_of, unlimited};
 use crate::policy::Context;
 use crate::slice_fill::SliceFill;
 
@@ -40,7 +40,9 @@ impl SliceFill {
             .filter(|&device| !view.is_lost(device) && runs_below(context, device, Rank::OwnerLatency))
             .filter_map(|device| context.demand.replica_on(tenant, device))
             .filter(|replica| !replica.in_flight)
-            .min_by_key(|replica| (!runs_below(context, replica.device, Rank::GuestLatency), replica.running, replica.device));
+            .min_by_key(|replica| {
+                (!runs_below(context, replica.device, Rank::GuestLatency), replica.running, replica.device)
+            });
         let Some(replica) = home else { return false };
         self.devices[replica.device.index()].latest_start = None;
         let before = plan.actions.len();
@@ -90,10 +92,8 @@ impl SliceFill {
         let share = waiting.tokens.div_ceil(home.len() as u64).max(1);
         let tokens = share.min(u64::from(context.demand.token_budget(tenant)).max(1));
         let rounds = share.div_ceil(tokens);
-        let actions: SmallVec<[Action; 4]> = home
-            .iter()
-            .map(|replica| prompt_action(replica, tokens, waiting, Rank::OwnerLatency))
-            .collect();
+        let actions: SmallVec<[Action; 4]> =
+            home.iter().map(|replica| prompt_action(replica, tokens, waiting, Rank::OwnerLatency)).collect();
         if self.finish_of_last(context, &actions).is_none() {
             return Nanos::ZERO;
         }
@@ -130,7 +130,8 @@ impl SliceFill {
             }
             let Some((_, index)) = best else { return };
             let replica = hosts.remove(index);
-            let limits = BatchLimits { tokens: tokens as u32, ..unlimited(free_blocks(context.view, replica.device)) };
+            let blocks = self.latency_blocks(context, replica.device, false);
+            let limits = BatchLimits { tokens: tokens as u32, ..unlimited(blocks) };
             form(context.view, &replica, limits, plan);
             waiting.tokens = waiting.tokens.saturating_sub(tokens);
         }

@@ -49,7 +49,8 @@ mod tests {
     #[test]
     fn every_tenant_gets_its_share_of_the_slots_and_kv_keeps_its_room() {
         let devices: Vec<_> = (0..8).map(DeviceId).collect();
-        let shape = |class, devices| TenantShape { class, lending: LendingMode::SloSlack, weights: Bytes::gb(16), devices };
+        let shape =
+            |class, devices| TenantShape { class, lending: LendingMode::SloSlack, weights: Bytes::gb(16), devices };
         let tenants = [
             shape(Class::LatencySensitive, &devices[0..2]),
             shape(Class::LatencySensitive, &devices[2..4]),
@@ -62,9 +63,10 @@ mod tests {
             assert!(models.contains(&TenantId(3)));
         }
         for tenant in 0..3 {
-            let guests = residency.iter().enumerate().filter(|(device, models)| {
-                device / 2 != tenant as usize && models.contains(&TenantId(tenant))
-            });
+            let guests = residency
+                .iter()
+                .enumerate()
+                .filter(|(device, models)| device / 2 != tenant as usize && models.contains(&TenantId(tenant)));
             assert!((3..=4).contains(&guests.count()), "ten slots for three tenants");
         }
     }

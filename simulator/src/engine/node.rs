@@ -227,7 +227,8 @@ impl State {
     pub(super) fn op_count(&self) -> u64 {
         match &self.span {
             Span::Operators { ops, .. } => u64::from(ops.end.saturating_sub(ops.start)),
-            Span::Fixed(_) | Span::Flow { .. } => 1,
+            Span::Fixed(_) => 1,
+            Span::Flow { .. } => 0,
         }
     }
 }

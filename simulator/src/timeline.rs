@@ -1,0 +1,269 @@
+//! The forecast of a graph, kept up to date delta by delta.
+//!
+//! A [`Timeline`] mirrors what questions need to know: the queues of the lanes with the durations of
+//! their jobs, the bytes of the devices, where weights and sequences lie. A question is answered by
+//! running the [engine](crate::engine) on the mirror plus the actions of the question.
+//!
+//! **What is simulated.** Lanes are exclusive and transfers belong to their device, so work on one
+//! lane does not change what happens on another unless an edge says so. A question is therefore
+//! answered on the lanes that its actions and continuations name, and on those that these wait for,
+//! with the memory of their devices. A question without actions and continuations is answered for
+//! the whole cluster.
+//!
+//! **What is assumed.** Work that was cut goes on as soon as its lane has nothing of a higher rank.
+//! What should have ended by now and was not reported ends now. Continuations submit at once.
+//! A recall that was ordered and not yet reported is unknown here.
+
+mod lanes;
+mod mirror;
+mod outcome;
+mod pieces;
+mod scratch;
+mod simulation;
+mod slices;
+
+pub use outcome::{Outcome, Slack};
+pub use slices::Slices;
+
+use std::sync::Arc;
+
+use slicescheduler_gmg::delta::Applied;
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, RequestId, Version};
+use slicescheduler_gmg::plan::{Action, Forecast, Question, WhatIf, WhatIfError, Work};
+use slicescheduler_gmg::units::{Bytes, Nanos};
+use slicescheduler_gmg::{GmgView, Snapshot, View};
+
+use crate::cost::CostModel;
+use mirror::Mirror;
+use scratch::Scratch;
+use simulation::Simulation;
+
+/// How far ahead a timeline looks, counted from the moment of the question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Horizon(pub Nanos);
+
+impl Horizon {
+    /// `n` seconds.
+    pub const fn secs(n: u64) -> Self {
+        Self(Nanos::secs(n))
+    }
+
+    /// `n` milliseconds.
+    pub const fn ms(n: u64) -> Self {
+        Self(Nanos::ms(n))
+    }
+}
+
+/// The forecast of one graph.
+///
+/// As [`WhatIf`] it serves a policy's inner loop: answers go into a reused buffer, and nothing is
+/// allocated in steady state. For people who plan by hand there are methods that give owned
+/// answers: [`ask`](Self::ask), [`finish`](Self::finish), [`slices`](Self::slices). These assume
+/// that operators which nobody has placed run on the lowest device that has their weights.
+#[derive(Debug)]
+pub struct Timeline {
+    mirror: Mirror,
+    scratch: Scratch,
+    horizon: Horizon,
+    window: Nanos,
+    /// What happens without any action, and the version and time it holds for.
+    kept: Option<Outcome>,
+}
+
+impl Timeline {
+    /// The forecast of a published graph, at time zero or wherever [`at`](Self::at) says.
+    pub fn new(snapshot: Snapshot, cost: impl CostModel + 'static, horizon: Horizon) -> Self {
+        Self::of(snapshot.view(), Arc::new(cost), horizon)
+    }
+
+    /// The forecast of the graph behind `view`.
+    pub fn of(view: View<'_>, cost: Arc<dyn CostModel>, horizon: Horizon) -> Self {
+        Self {
+            mirror: Mirror::new(view, cost),
+            scratch: Scratch::default(),
+            horizon,
+            window: Nanos::ZERO,
+            kept: None,
+        }
+    }
+
+    /// Says that it is `now`. What the graph calls dispatched without saying when is taken to be
+    /// dispatched now. Later reports move the time on by themselves.
+    #[must_use]
+    pub fn at(mut self, now: Nanos) -> Self {
+        self.mirror.start_at(now);
+        self.kept = None;
+        self
+    }
+
+    /// Says that whoever executes launches `window` ahead: a cut happens at the first operator
+    /// boundary that is not before its end.
+    #[must_use]
+    pub fn launched_window(mut self, window: Nanos) -> Self {
+        self.window = window;
+        self.kept = None;
+        self
+    }
+
+    /// The time of the latest report.
+    pub fn now(&self) -> Nanos {
+        self.mirror.clock
+    }
+
+    /// What would happen if `actions` were carried out now, and everything else went on as it is.
+    ///
+    /// ```
+    /// # use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
+    /// # use slicescheduler_gmg::job::JobSpec;
+    /// # use slicescheduler_gmg::shape::Binding;
+    /// # use slicescheduler_gmg::templates::{self, DenseSpec};
+    /// # use slicescheduler_gmg::units::Nanos;
+    /// # use slicescheduler_gmg::{Container, Gmg, Model, Tenant};
+    /// # use slicescheduler_simulator::{Horizon, Roofline, Timeline};
+    /// use slicescheduler_gmg::id::{DeviceId, LaneId};
+    /// use slicescheduler_gmg::plan::Action;
+    ///
+    /// # let cluster = Cluster::builder().node("a", |n| n.devices(2, DeviceSpec::h100_sxm())).build()?;
+    /// # let mut gmg = Gmg::new(cluster);
+    /// # let chat = gmg.add_tenant(Tenant::latency_sensitive("chat"))?;
+    /// # let model = Model::new("llama3-8b", templates::dense(&DenseSpec::llama3_8b())?.into());
+    /// # let model = gmg.add_model(chat, model, Container::replicas([0, 1]))?;
+    /// # let first = gmg.submit(JobSpec::of(model).bind(Binding::iteration(2048, 1, 2048, 2_098_176)))?;
+    /// # let second = gmg.submit(JobSpec::of(model).bind(Binding::iteration(2048, 1, 2048, 2_098_176)))?;
+    /// # let ops = gmg.view().models()[0].template.op_count();
+    /// # use slicescheduler_gmg::GmgView;
+    /// let mut timeline = Timeline::new(gmg.publish(), Roofline::default(), Horizon::secs(2));
+    /// let there = timeline.ask(&[Action::run(second, 0..ops, LaneId::new(DeviceId(1), 0))])?;
+    /// assert!(there.finish(second) < timeline.finish(second));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When an action names something that does not exist, or cannot be carried out.
+    pub fn ask(&mut self, actions: &[Action]) -> Result<Outcome, WhatIfError> {
+        let mut all = actions.to_vec();
+        let now = self.mirror.clock;
+        self.place_the_rest(&mut all);
+        let mut outcome = Outcome::default();
+        let mut simulation = Simulation::new(&self.mirror, &mut self.scratch, &all, now, self.window);
+        simulation.add_all_lanes();
+        simulation.carry_out_actions()?;
+        simulation.run(now + self.horizon.0, &mut []);
+        simulation.answer(&mut outcome.forecast);
+        Ok(outcome)
+    }
+
+    /// What happens without any action. Computed once per version.
+    pub fn forecast(&mut self) -> &Forecast {
+        let current = self.kept.take().filter(|kept| {
+            (kept.forecast.version, kept.forecast.now) == (self.mirror.version, self.mirror.clock)
+        });
+        // Without actions there is nothing to refuse but unplaced work, which is left out then.
+        let kept = current.or_else(|| self.ask(&[]).ok()).unwrap_or_default();
+        &self.kept.insert(kept).forecast
+    }
+
+    /// When the last work of `job` finishes; [`Nanos::MAX`] if not before the horizon.
+    pub fn finish(&mut self, job: JobId) -> Nanos {
+        self.forecast().finish_of_job(job).unwrap_or(Nanos::MAX)
+    }
+
+    /// The most bytes in use on `device` at one time.
+    pub fn peak(&mut self, device: DeviceId) -> Bytes {
+        self.forecast().peak(device)
+    }
+
+    /// The idle intervals of all lanes up to the horizon. Free bytes are those that stay free over
+    /// the whole forecast.
+    pub fn slices(&mut self) -> Slices {
+        let horizon = self.mirror.clock + self.horizon.0;
+        self.forecast();
+        let forecast = self.kept.take().unwrap_or_default();
+        let free = |lane: LaneId| {
+            let device = self.mirror.devices.get(lane.device.index());
+            let usable = device.map_or(Bytes::ZERO, |device| device.memory.free() + device.memory.total());
+            usable - forecast.forecast.peak(lane.device)
+        };
+        let usable = |lane: &LaneId| self.mirror.devices.get(lane.device.index()).is_some_and(|device| !device.lost);
+        let lanes = self.mirror.lanes.iter().map(|lane| lane.id).filter(usable);
+        let slices = Slices::of(&forecast.forecast, lanes, horizon, free);
+        self.kept = Some(forecast);
+        slices
+    }
+
+    /// The due time of the next token of `request` minus the time at which it is forecast; [`None`]
+    /// if the request has no due times or no work before the horizon will emit a token of it.
+    /// `view` is the graph at the version of this timeline.
+    pub fn slack(&mut self, view: View<'_>, request: RequestId) -> Option<Slack> {
+        let asked = view.request(request).filter(|asked| asked.slo.is_some())?;
+        let next = self.forecast().runs.iter().filter_map(|run| {
+            let job = view.job(run.job?)?;
+            let row = job.spec.rows.iter().find(|row| row.request == request && row.emits)?;
+            // The last of the row's tokens gives output token 0 if it is the last of the prompt.
+            let token = (row.position + row.tokens).saturating_sub(asked.prompt);
+            Some((token, run.finish))
+        });
+        // An emission is complete with the last piece of its job.
+        let (token, finish) = next.min_by_key(|&(token, finish)| (token, std::cmp::Reverse(finish)))?;
+        Some(Slack::between(finish, asked.due(token)))
+    }
+
+    /// Appends what nobody has placed: it runs at home, behind everything else of its rank.
+    fn place_the_rest(&self, actions: &mut Vec<Action>) {
+        for job in self.mirror.jobs() {
+            let queued = self.mirror.lanes.iter().flat_map(|lane| &lane.entries);
+            let mut placed: Vec<_> =
+                queued.filter(|entry| entry.job == job.id).map(|entry| entry.ops.clone()).collect();
+            placed.extend(actions.iter().filter_map(|action| match action {
+                Action::Run { work: Work::Existing { job: other, ops }, .. } if *other == job.id => Some(ops.clone()),
+                _ => None,
+            }));
+            placed.sort_unstable_by_key(|ops| ops.start);
+            let home = job.arena.map(|(device, _)| device).or_else(|| self.mirror.home(job.spec.model));
+            let Some(device) = home else { continue };
+            let rank = self.mirror.rank(job.spec.model, device);
+            let lane = job.lane.filter(|lane| lane.device == device).unwrap_or(LaneId::new(device, 0));
+            let mut place = |ops: std::ops::Range<u32>| {
+                if ops.start < ops.end {
+                    actions.push(Action::Run { work: Work::Existing { job: job.id, ops }, lane, rank });
+                }
+            };
+            let mut next = job.progress;
+            for ops in placed {
+                place(next..ops.start);
+                next = next.max(ops.end);
+            }
+            place(next..job.op_count());
+        }
+    }
+}
+
+impl WhatIf for Timeline {
+    fn version(&self) -> Version {
+        self.mirror.version
+    }
+
+    /// O(what the delta touched).
+    fn observe(&mut self, applied: &Applied, view: View<'_>) -> Result<(), WhatIfError> {
+        let seen = self.mirror.version;
+        if applied.version.0 != seen.0 + 1 {
+            return Err(WhatIfError::Gap { seen, next: applied.version });
+        }
+        self.kept = None;
+        self.mirror.observe(applied, view, &mut self.scratch.engine);
+        Ok(())
+    }
+
+    /// O(work on the lanes that are simulated), as the [module](self) says.
+    fn what_if(&mut self, now: Nanos, question: Question<'_>, answer: &mut Forecast) -> Result<(), WhatIfError> {
+        let Question { actions, continuations, horizon } = question;
+        let mut simulation = Simulation::new(&self.mirror, &mut self.scratch, actions, now, self.window);
+        if actions.is_empty() && continuations.is_empty() {
+            simulation.add_all_lanes();
+        }
+        simulation.carry_out_actions()?;
+        simulation.run(horizon, continuations);
+        simulation.answer(answer);
+        Ok(())
+    }
+}

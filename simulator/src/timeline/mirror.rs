@@ -1,0 +1,345 @@
+//! What the forecast knows of the graph.
+//!
+//! Questions come without the graph, so everything that they may refer to is kept here, in the form
+//! in which a simulation wants it. Every delta refreshes what it touched from the graph itself, so
+//! the mirror agrees with the graph also where an observation contradicted what was expected.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
+use slicescheduler_gmg::delta::{Applied, Delta, Effect, Intent};
+use slicescheduler_gmg::graph::OpGraph;
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, Version};
+use slicescheduler_gmg::job::{JobSpec, StoredState};
+use slicescheduler_gmg::memory::WeightState;
+use slicescheduler_gmg::plan::{Event, Rank, Source};
+use slicescheduler_gmg::units::{Bytes, Nanos};
+use slicescheduler_gmg::{GmgView, Model, Tenant, View};
+
+use super::lanes::LaneMirror;
+use crate::cost::CostModel;
+use crate::engine::{Engine, MemoryState};
+
+/// A job of the graph.
+#[derive(Clone, Debug)]
+pub(super) struct JobMirror {
+    pub(super) id: JobId,
+    pub(super) spec: Arc<JobSpec>,
+    pub(super) template: Arc<OpGraph>,
+    /// Where its activations lie, and how many bytes they are.
+    pub(super) arena: Option<(DeviceId, Bytes)>,
+    /// Operators done from the front.
+    pub(super) progress: u32,
+    /// Where its operators were last dispatched.
+    pub(super) lane: Option<LaneId>,
+}
+
+impl JobMirror {
+    pub(super) fn op_count(&self) -> u32 {
+        self.template.op_count()
+    }
+}
+
+/// A device of the graph.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceMirror {
+    pub(super) spec: Arc<DeviceSpec>,
+    pub(super) memory: MemoryState,
+    pub(super) kv_block: Bytes,
+    pub(super) weights: SmallVec<[(ModelId, WeightState); 4]>,
+    pub(super) lost: bool,
+    pub(super) owner: Option<TenantId>,
+}
+
+/// Weights on their way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) model: ModelId,
+    pub(super) device: DeviceId,
+    pub(super) source: Source,
+    pub(super) since: Nanos,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Mirror {
+    pub(super) version: Version,
+    pub(super) cost: Arc<dyn CostModel>,
+    pub(super) cluster: Cluster,
+    /// The latest time that anything was reported for.
+    pub(super) clock: Nanos,
+    pub(super) models: Vec<Arc<Model>>,
+    latency_sensitive: Vec<bool>,
+    pub(super) devices: Vec<DeviceMirror>,
+    pub(super) lanes: Vec<LaneMirror>,
+    first_lane: Vec<u32>,
+    /// By slot.
+    jobs: Vec<Option<JobMirror>>,
+    /// KV blocks per sequence. Looked up by key only, so its order does not matter.
+    pub(super) sequences: HashMap<RequestId, (DeviceId, u32)>,
+    pub(super) loads: Vec<Load>,
+}
+
+impl Mirror {
+    pub(super) fn new(view: View<'_>, cost: Arc<dyn CostModel>) -> Self {
+        let cluster = view.cluster().clone();
+        let lanes: Vec<_> = cluster.lanes().map(LaneMirror::new).collect();
+        let mut first_lane = vec![0u32];
+        let mut devices = Vec::new();
+        for device in cluster.devices() {
+            first_lane.push(first_lane[device.id.index()] + u32::from(device.spec.lanes));
+            devices.push(DeviceMirror {
+                spec: device.spec.clone(),
+                memory: MemoryState::of(device.spec.memory),
+                kv_block: Bytes::ZERO,
+                weights: SmallVec::new(),
+                lost: false,
+                owner: None,
+            });
+        }
+        let mut mirror = Self {
+            version: view.version(),
+            cost,
+            cluster,
+            clock: Nanos::ZERO,
+            models: view.models().to_vec(),
+            latency_sensitive: view.tenants().iter().map(|tenant| tenant.is_latency_sensitive()).collect(),
+            devices,
+            lanes,
+            first_lane,
+            jobs: Vec::new(),
+            sequences: HashMap::new(),
+            loads: Vec::new(),
+        };
+        let mut jobs = Vec::new();
+        view.jobs(&mut jobs);
+        jobs.into_iter().for_each(|job| mirror.refresh_job(job, view));
+        for device in (0..mirror.devices.len()).map(|index| DeviceId(index as u32)) {
+            mirror.refresh_device(device, view);
+            let Some(memory) = view.memory(device) else { continue };
+            for request in memory.kv().sequences() {
+                mirror.sequences.insert(request, (device, memory.kv().table(request).len() as u32));
+            }
+            for (model, _) in memory.models().filter(|(_, state)| *state == WeightState::Loading) {
+                mirror.loads.push(Load { model, device, source: Source::Host, since: Nanos::ZERO });
+            }
+        }
+        (0..mirror.lanes.len()).for_each(|lane| mirror.refresh_lane(lane, view));
+        mirror
+    }
+
+    /// Everything whose start is not known started at `now`.
+    pub(super) fn start_at(&mut self, now: Nanos) {
+        self.clock = now;
+        let unknown = |time: &&mut Nanos| **time == Nanos::ZERO;
+        let entries = self.lanes.iter_mut().flat_map(|lane| &mut lane.entries);
+        let releases = entries.map(|entry| &mut entry.release);
+        let loads = self.loads.iter_mut().map(|load| &mut load.since);
+        releases.chain(loads).filter(unknown).for_each(|time| *time = now);
+    }
+
+    pub(super) fn job(&self, id: JobId) -> Option<&JobMirror> {
+        self.jobs.get(id.slot as usize)?.as_ref().filter(|job| job.id == id)
+    }
+
+    pub(super) fn jobs(&self) -> impl Iterator<Item = &JobMirror> {
+        self.jobs.iter().flatten()
+    }
+
+    pub(super) fn lane_index(&self, lane: LaneId) -> Option<usize> {
+        let device = lane.device.index();
+        let (first, end) = (*self.first_lane.get(device)?, *self.first_lane.get(device + 1)?);
+        let index = first + u32::from(lane.index);
+        (index < end).then_some(index as usize)
+    }
+
+    /// The lowest device that has the weights of `model`.
+    pub(super) fn home(&self, model: ModelId) -> Option<DeviceId> {
+        let resident = |device: &DeviceMirror| device.weights.contains(&(model, WeightState::Resident));
+        self.devices.iter().position(resident).map(|index| DeviceId(index as u32))
+    }
+
+    pub(super) fn rank(&self, model: ModelId, device: DeviceId) -> Rank {
+        let tenant = self.models.get(model.index()).map(|model| model.tenant);
+        let owner = tenant.is_some() && self.devices.get(device.index()).and_then(|device| device.owner) == tenant;
+        let latency = tenant.is_some_and(|tenant| self.latency_sensitive.get(tenant.index()) == Some(&true));
+        match (owner, latency) {
+            (true, true) => Rank::OwnerLatency,
+            (false, true) => Rank::GuestLatency,
+            (true, false) => Rank::OwnerBestEffort,
+            (false, false) => Rank::GuestBestEffort,
+        }
+    }
+
+    /// Follows a delta. `engine` is scratch.
+    pub(super) fn observe(&mut self, applied: &Applied, view: View<'_>, engine: &mut Engine) {
+        self.version = applied.version;
+        match &applied.delta {
+            Delta::Intent(intent) => self.intended(intent, &applied.effect, view),
+            Delta::Observed(event) => {
+                self.clock = self.clock.max(event.at());
+                self.observed(event, view, engine);
+            }
+        }
+    }
+
+    fn intended(&mut self, intent: &Intent, effect: &Effect, view: View<'_>) {
+        match intent {
+            Intent::AddTenant(tenant) => self.latency_sensitive.push(Tenant::is_latency_sensitive(tenant)),
+            Intent::AddModel { container, .. } => {
+                self.models.clear();
+                self.models.extend_from_slice(view.models());
+                container.devices.iter().for_each(|&device| self.refresh_device(device, view));
+            }
+            Intent::SubmitJob(_) => {
+                if let Effect::Job(job) = effect {
+                    self.refresh_job(*job, view);
+                }
+            }
+            Intent::Dispatch { job, lane, .. } => {
+                self.refresh_job(*job, view);
+                if let Some(index) = self.lane_index(*lane) {
+                    self.refresh_lane(index, view);
+                }
+                self.refresh_memory(lane.device, view);
+                self.count_growth(*job, lane.device, view);
+            }
+            Intent::Cancel { job } | Intent::Retire { job } => {
+                let arena = self.job(*job).and_then(|job| job.arena);
+                self.refresh_job(*job, view);
+                if let Some((device, _)) = arena {
+                    self.refresh_memory(device, view);
+                }
+            }
+            Intent::RetireRequest { request } | Intent::ReleaseKv { request, .. } => {
+                if let Some((device, _)) = self.sequences.remove(request) {
+                    self.refresh_memory(device, view);
+                }
+            }
+            Intent::LoadWeights { model, device, source } => {
+                self.loads.push(Load { model: *model, device: *device, source: *source, since: self.clock });
+                self.refresh_device(*device, view);
+            }
+            Intent::LayOut { device, .. }
+            | Intent::EvictWeights { device, .. }
+            | Intent::ReserveExternal { device, .. }
+            | Intent::ReleaseExternal { device, .. }
+            | Intent::ReturnDevice { device } => self.refresh_device(*device, view),
+            _ => {}
+        }
+    }
+
+    fn observed(&mut self, event: &Event, view: View<'_>, engine: &mut Engine) {
+        match event {
+            Event::Started { job, at } => {
+                let running = |job: &slicescheduler_gmg::job::Job| {
+                    job.segments.iter().find(|segment| segment.state == StoredState::Running)?.lane
+                };
+                let lane = view.job(*job).and_then(running).and_then(|lane| self.lane_index(lane));
+                if let Some(lane) = lane {
+                    self.lanes[lane].started(*job, *at, engine);
+                }
+            }
+            Event::Finished { job, lane, started, at, ended, .. } => {
+                for ended in ended {
+                    self.sequences.remove(&ended.request);
+                }
+                self.left(*job, *lane, Some((*started, *at)), view, engine);
+            }
+            Event::Recalled { job, lane, done, started, at, .. } => {
+                let ran = (!done.is_empty()).then_some((*started, *at));
+                self.left(*job, *lane, ran, view, engine);
+            }
+            Event::Failed { job, lane, at, .. } => self.left(*job, *lane, Some((*at, *at)), view, engine),
+            Event::WeightsLoaded { model, device, .. } => {
+                self.loads.retain(|load| load.model != *model || load.device != *device);
+                self.refresh_device(*device, view);
+            }
+            Event::DeviceLost { device, .. } => self.lost(*device, view),
+            _ => {}
+        }
+    }
+
+    /// Operators of `job` are no longer on `lane`; `ran` says when they ran, if they did.
+    fn left(&mut self, job: JobId, lane: LaneId, ran: Option<(Nanos, Nanos)>, view: View<'_>, engine: &mut Engine) {
+        if let Some(index) = self.lane_index(lane) {
+            if let Some((started, at)) = ran {
+                self.lanes[index].ended(job, started, at, engine);
+            }
+            self.refresh_lane(index, view);
+        }
+        self.refresh_job(job, view);
+        self.refresh_memory(lane.device, view);
+    }
+
+    fn lost(&mut self, device: DeviceId, view: View<'_>) {
+        let lanes = (0..self.lanes.len()).filter(|&lane| self.lanes[lane].id.device == device).collect::<Vec<_>>();
+        lanes.into_iter().for_each(|lane| self.refresh_lane(lane, view));
+        let on_it = |job: &JobMirror| {
+            job.arena.is_some_and(|(on, _)| on == device) || job.lane.is_some_and(|lane| lane.device == device)
+        };
+        let jobs: Vec<_> = self.jobs().filter(|job| on_it(job)).map(|job| job.id).collect();
+        jobs.into_iter().for_each(|job| self.refresh_job(job, view));
+        self.sequences.retain(|_, (on, _)| *on != device);
+        self.loads.retain(|load| load.device != device);
+        self.refresh_device(device, view);
+    }
+
+    fn refresh_lane(&mut self, index: usize, view: View<'_>) {
+        let lane = &mut self.lanes[index];
+        if let Some(device) = self.devices.get(lane.id.device.index()) {
+            lane.sync(view, &*self.cost, &device.spec, self.clock);
+        }
+    }
+
+    fn refresh_job(&mut self, id: JobId, view: View<'_>) {
+        let slot = id.slot as usize;
+        if self.jobs.len() <= slot {
+            self.jobs.resize(slot + 1, None);
+        }
+        let Some(job) = view.job(id) else {
+            self.jobs[slot].take_if(|job| job.id == id);
+            return;
+        };
+        let arena = job.arena.map(|(device, region)| (device, region.bytes));
+        let lane = job.segments.iter().rev().find_map(|segment| segment.lane);
+        match &mut self.jobs[slot] {
+            Some(known) if known.id == id => {
+                known.arena = arena;
+                known.progress = job.progress();
+                known.lane = lane;
+            }
+            place => {
+                let (spec, template, progress) = (job.spec.clone(), job.template.clone(), job.progress());
+                *place = Some(JobMirror { id, spec, template, arena, progress, lane });
+            }
+        }
+    }
+
+    fn refresh_memory(&mut self, device: DeviceId, view: View<'_>) {
+        if let (Some(mirror), Some(memory)) = (self.devices.get_mut(device.index()), view.memory(device)) {
+            mirror.memory.count(memory.ledger());
+        }
+    }
+
+    fn refresh_device(&mut self, device: DeviceId, view: View<'_>) {
+        if let (Some(mirror), Some(memory)) = (self.devices.get_mut(device.index()), view.memory(device)) {
+            mirror.memory = MemoryState::from_graph(memory);
+            mirror.kv_block = memory.layout().kv_block;
+            mirror.weights.clear();
+            mirror.weights.extend(memory.models());
+            mirror.lost = view.is_lost(device);
+            mirror.owner = view.owner(device);
+        }
+    }
+
+    fn count_growth(&mut self, job: JobId, device: DeviceId, view: View<'_>) {
+        let (Some(job), Some(memory)) = (view.job(job), view.memory(device)) else { return };
+        for growth in &job.spec.growth {
+            let blocks = memory.kv().table(growth.request).len() as u32;
+            self.sequences.insert(growth.request, (device, blocks));
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! The loop: one owner of the graph, one pass per event.
+//!
+//! ```text
+//! world.poll -> event -> gmg.apply -> what_if.observe -> batching -> policy.on_event
+//!                                                                         |
+//! world.enqueue <- gmg.accept (reserves, drops what is stale) <- batching (forms batches)
+//! ```
+//!
+//! The driver owns the graph; nothing else writes it. It has no thread and no clock: whoever calls
+//! [`Driver::step`] lends both. A pass is deterministic, so a replay with one seed is one sequence
+//! of decisions.
+
+mod error;
+mod measure;
+
+use std::sync::Arc;
+
+use slicescheduler_gmg::delta::NewRequest;
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ReplicaId, RequestId, TenantId};
+use slicescheduler_gmg::job::{JobSpec, StoredState};
+use slicescheduler_gmg::plan::{Action, BatchLimits, Clock, Ended, Event, Observer, Plan, Rank, WhatIf, Work, World};
+use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::{Applied, Delta, Effect, Gmg, GmgError, GmgView, Intent};
+use slicescheduler_scheduler::batching::{Batcher, Completed, Sequence};
+use slicescheduler_scheduler::policy::{Budget, Context, Policy};
+
+pub use error::{DriverError, RequestError};
+pub use measure::{DecisionTimes, MeasuredWhatIf};
+
+/// A request that ended without its answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lost {
+    /// The request.
+    pub request: RequestId,
+    /// Its tenant.
+    pub tenant: TenantId,
+    /// When it arrived.
+    pub arrival: Nanos,
+    /// Why.
+    pub reason: RequestError,
+}
+
+/// How the loop is set up.
+#[derive(Clone, Debug)]
+pub struct DriverOptions {
+    /// What one decision may cost.
+    pub budget: Budget,
+    /// Measures decisions; without it none is measured.
+    pub stopwatch: Option<Arc<dyn Clock>>,
+}
+
+impl Default for DriverOptions {
+    fn default() -> Self {
+        Self { budget: Budget::evaluations(64), stopwatch: None }
+    }
+}
+
+/// Counts of what should be rare.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Owners that were short of memory because of guests' bytes.
+    pub memory_violations: u64,
+    /// Observations that contradicted the graph.
+    pub divergences: u64,
+    /// Actions that were stale or did not fit.
+    pub dropped: u64,
+    /// Jobs that were cut at an operator boundary.
+    pub recalls: u64,
+}
+
+/// The owner of the graph and its loop.
+pub struct Driver<W> {
+    gmg: Gmg,
+    batching: Vec<Batcher>,
+    policy: Box<dyn Policy>,
+    what_if: MeasuredWhatIf,
+    world: W,
+    budget: Budget,
+    stopwatch: Option<Arc<dyn Clock>>,
+    decisions: DecisionTimes,
+    now: Nanos,
+    wake_at: Option<Nanos>,
+    counters: Counters,
+    completed: Vec<Completed>,
+    lost: Vec<Lost>,
+    events: Vec<Event>,
+    preempted: Vec<(RequestId, DeviceId)>,
+}
+
+impl<W: World> Driver<W> {
+    /// A loop over `world`. `batching` has one entry per tenant of the graph, in the order of their
+    /// ids; `what_if` must have seen the graph as it is.
+    ///
+    /// # Errors
+    /// If the number of batchers is not the number of tenants, or the forecast is of another
+    /// version.
+    pub fn new(
+        gmg: Gmg,
+        batching: Vec<Batcher>,
+        policy: Box<dyn Policy>,
+        what_if: Box<dyn WhatIf>,
+        world: W,
+        options: DriverOptions,
+    ) -> Result<Self, DriverError> {
+        let tenants = gmg.view().tenants().len();
+        if batching.len() != tenants {
+            return Err(DriverError::Batching { batchers: batching.len(), tenants });
+        }
+        if what_if.version() != gmg.version() {
+            return Err(DriverError::Stale { forecast: what_if.version(), graph: gmg.version() });
+        }
+        Ok(Self {
+            gmg,
+            batching,
+            policy,
+            what_if: MeasuredWhatIf::new(what_if, options.stopwatch.clone()),
+            world,
+            budget: options.budget,
+            stopwatch: options.stopwatch,
+            decisions: DecisionTimes::default(),
+            now: Nanos::ZERO,
+            wake_at: None,
+            counters: Counters::default(),
+            completed: Vec::new(),
+            lost: Vec::new(),
+            events: Vec::new(),
+            preempted: Vec::new(),
+        })
+    }
+
+    /// The graph.
+    pub fn gmg(&self) -> &Gmg {
+        &self.gmg
+    }
+
+    /// What the tenants want to run.
+    pub fn batching(&self) -> &[Batcher] {
+        &self.batching
+    }
+
+    /// The world.
+    pub fn world(&self) -> &W {
+        &self.world
+    }
+
+    /// The world, for what only its owner may tell it.
+    pub fn world_mut(&mut self) -> &mut W {
+        &mut self.world
+    }
+
+    /// The time of the latest pass.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Counts of what should be rare.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// How long decisions took.
+    pub fn decisions(&self) -> &DecisionTimes {
+        &self.decisions
+    }
+
+    /// What forecasts cost.
+    pub fn forecasts(&self) -> &MeasuredWhatIf {
+        &self.what_if
+    }
+
+    /// Requests that completed since the last call.
+    pub fn take_completed(&mut self, into: &mut Vec<Completed>) {
+        into.append(&mut self.completed);
+    }
+
+    /// Requests that ended without their answer since the last call.
+    pub fn take_lost(&mut self, into: &mut Vec<Lost>) {
+        into.append(&mut self.lost);
+    }
+
+    /// True if nothing runs and nothing waits.
+    pub fn is_idle(&self) -> bool {
+        let busy = |batcher: &Batcher| {
+            !batcher.waiting().is_empty() || batcher.replicas().iter().any(|replica| !replica.running().is_empty())
+        };
+        self.world.is_idle() && !self.batching.iter().any(busy)
+    }
+
+    /// Brings the weights of every guest of the policy's residency to its device. Call it once,
+    /// before the first request.
+    ///
+    /// # Errors
+    /// If the world is broken.
+    pub fn prefetch(&mut self, actions: Vec<Action>, observer: &mut dyn Observer) -> Result<(), DriverError> {
+        let mut plan = Plan::nothing(self.gmg.version());
+        plan.actions.extend(actions);
+        self.carry_out(plan, observer)
+    }
+
+    /// Enters a request and decides what follows from it.
+    ///
+    /// # Errors
+    /// If the tenant is unknown, or the world is broken. A request that can never fit is entered
+    /// and [lost](Self::take_lost) at once.
+    pub fn submit(&mut self, request: NewRequest, observer: &mut dyn Observer) -> Result<RequestId, DriverError> {
+        self.now = self.now.max(request.arrival);
+        let id = self.gmg.next_request_id();
+        let applied = self.gmg.apply(Intent::Submit(request))?;
+        self.follow(&applied)?;
+        let slo = self.gmg.view().request(id).and_then(|request| request.slo);
+        let sequence = Sequence::new(id, request.arrival, slo, request.prompt, request.max_output);
+        if let Some(reason) = self.never_fits(request.tenant, request.prompt) {
+            self.apply(Intent::Reject { request: id })?;
+            self.lose(id, request.tenant, reason)?;
+            return Ok(id);
+        }
+        self.batching[request.tenant.index()].enter(sequence);
+        let event = Event::Arrived { request: id, at: self.now };
+        observer.on_event(&event, self.gmg.view());
+        self.decide(&event, observer)?;
+        Ok(id)
+    }
+
+    /// Waits for the world until `until` and makes a pass for everything that happened. Returns the
+    /// time, which is before `until` if something happened earlier.
+    ///
+    /// # Errors
+    /// If the world is broken. Failures of single jobs and devices are handled.
+    pub fn step(&mut self, until: Nanos, observer: &mut dyn Observer) -> Result<Nanos, DriverError> {
+        let until = self.wake_at.map_or(until, |wake| wake.min(until));
+        let mut events = std::mem::take(&mut self.events);
+        let now = self.world.poll(until, &mut events);
+        let mut outcome = Ok(());
+        for event in events.drain(..) {
+            outcome = outcome.and_then(|()| self.pass(event, observer));
+        }
+        self.events = events;
+        outcome?;
+        self.now = self.now.max(now?);
+        if self.wake_at.is_some_and(|wake| wake <= self.now) {
+            self.wake_at = None;
+            self.pass(Event::Timer { at: self.now }, observer)?;
+        }
+        Ok(self.now)
+    }
+
+    fn pass(&mut self, event: Event, observer: &mut dyn Observer) -> Result<(), DriverError> {
+        self.now = self.now.max(event.at());
+        let event = match event {
+            Event::Timer { .. } | Event::Arrived { .. } => event,
+            event => {
+                let applied = self.gmg.apply(Delta::Observed(event))?;
+                self.follow(&applied)?;
+                if matches!(applied.effect, Effect::Diverged(_)) {
+                    self.counters.divergences += 1;
+                }
+                match applied.delta {
+                    Delta::Observed(event) => event,
+                    Delta::Intent(_) => return Ok(()),
+                }
+            }
+        };
+        observer.on_event(&event, self.gmg.view());
+        self.settle(&event)?;
+        self.decide(&event, observer)
+    }
+
+    fn follow(&mut self, applied: &Applied) -> Result<(), DriverError> {
+        self.what_if.observe(applied, self.gmg.view())?;
+        Ok(())
+    }
+
+    fn apply(&mut self, intent: Intent) -> Result<(), DriverError> {
+        let applied = self.gmg.apply(intent)?;
+        self.follow(&applied)
+    }
+
+    /// What an event means for batching, and what can be removed from the graph after it.
+    fn settle(&mut self, event: &Event) -> Result<(), DriverError> {
+        match event {
+            Event::Finished { job, ended, at, .. } => self.finished(*job, ended, *at),
+            Event::Failed { job, failure, .. } => {
+                let Some(spec) = self.gmg.view().job(*job).map(|job| job.spec.clone()) else { return Ok(()) };
+                self.apply(Intent::Retire { job: *job })?;
+                self.fail_rows(&spec, &RequestError::Failed(failure.clone()))
+            }
+            Event::DeviceLost { device, .. } => self.device_lost(*device),
+            Event::Recalled { .. } => {
+                self.counters.recalls += 1;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn finished(&mut self, id: JobId, ended: &[Ended], at: Nanos) -> Result<(), DriverError> {
+        let Some(job) = self.gmg.view().job(id).filter(|job| job.segments.all_done()).map(|job| job.spec.clone()) else {
+            return Ok(());
+        };
+        if let Some(batcher) = self.batching.get_mut(job.key.tenant as usize) {
+            batcher.complete(&job, ended, at, &mut self.completed);
+        }
+        self.apply(Intent::Retire { job: id })?;
+        for ended in ended {
+            if self.gmg.view().request(ended.request).is_some() {
+                self.apply(Intent::RetireRequest { request: ended.request })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The requests of a failed job end with an error; nobody else notices.
+    fn fail_rows(&mut self, spec: &JobSpec, reason: &RequestError) -> Result<(), DriverError> {
+        let tenant = TenantId(spec.key.tenant);
+        let Some(batcher) = self.batching.get_mut(tenant.index()) else { return Ok(()) };
+        batcher.abandon(spec.key.replica);
+        let failed: Vec<RequestId> = spec.rows.iter().map(|row| row.request).collect();
+        batcher.drop_running(spec.key.replica, &failed);
+        for request in failed {
+            self.lose(request, tenant, reason.clone())?;
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, request: RequestId, tenant: TenantId, reason: RequestError) -> Result<(), DriverError> {
+        let Some(arrival) = self.gmg.view().request(request).map(|request| request.arrival) else { return Ok(()) };
+        self.apply(Intent::RetireRequest { request })?;
+        self.lost.push(Lost { request, tenant, arrival, reason });
+        Ok(())
+    }
+
+    /// Sequences on a lost device are recomputed elsewhere; jobs that were lost go.
+    fn device_lost(&mut self, device: DeviceId) -> Result<(), DriverError> {
+        let mut jobs = Vec::new();
+        self.gmg.view().jobs(&mut jobs);
+        for id in jobs {
+            let lost = |state| state == StoredState::Lost;
+            if self.gmg.view().job(id).is_some_and(|job| job.segments.iter().any(|segment| lost(segment.state))) {
+                self.apply(Intent::Cancel { job: id })?;
+                self.apply(Intent::Retire { job: id })?;
+            }
+        }
+        for batcher in &mut self.batching {
+            while let Some(replica) = batcher.replica_on(device).filter(|replica| batcher.holds_sequences(replica.index)) {
+                batcher.lose(replica.index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a prompt of this tenant could not be computed on any of its own devices.
+    fn never_fits(&self, tenant: TenantId, tokens: u32) -> Option<RequestError> {
+        let batcher = self.batching.get(tenant.index())?;
+        let blocks = tokens.div_ceil(batcher.options().block_tokens.max(1)) + 1;
+        let view = self.gmg.view();
+        let most = batcher.replicas().iter().filter_map(|replica| Some(view.memory(replica.device)?.kv().total())).max();
+        let most = most.unwrap_or(0);
+        (blocks > most).then_some(RequestError::TooLong { tokens, blocks, most })
+    }
+
+    fn decide(&mut self, event: &Event, observer: &mut dyn Observer) -> Result<(), DriverError> {
+        let begun = self.stopwatch.as_ref().map(|stopwatch| stopwatch.now());
+        let mut context = Context {
+            now: self.now,
+            view: self.gmg.view(),
+            demand: &self.batching,
+            what_if: &mut self.what_if,
+            budget: self.budget,
+        };
+        let plan = self.policy.on_event(&mut context, event);
+        if let (Some(begun), Some(stopwatch)) = (begun, &self.stopwatch) {
+            self.decisions.record(stopwatch.now() - begun);
+        } else {
+            self.decisions.count();
+        }
+        self.wake_at = plan.wake_at.map(|wake| wake.max(self.now));
+        self.carry_out(plan, observer)
+    }
+
+    fn carry_out(&mut self, plan: Plan, observer: &mut dyn Observer) -> Result<(), DriverError> {
+        let based_on = plan.based_on;
+        for action in plan.actions {
+            let action = match action {
+                Action::FormBatch { replica, lane, limits, rank } => match self.form(replica, lane, limits, rank)? {
+                    Some(action) => action,
+                    None => continue,
+                },
+                Action::EvictSequences { replica, blocks } => {
+                    self.evict(replica, blocks)?;
+                    continue;
+                }
+                Action::Cancel { job } => {
+                    let key = self.gmg.view().job(job).map(|job| job.spec.key);
+                    if let Some(key) = key.filter(|_| self.is_off_lanes(job)) {
+                        self.batching[key.tenant as usize].abandon(key.replica);
+                    }
+                    action
+                }
+                action => action,
+            };
+            self.accept(Plan { based_on, actions: [action].into_iter().collect(), wake_at: None }, observer)?;
+        }
+        Ok(())
+    }
+
+    fn is_off_lanes(&self, job: JobId) -> bool {
+        self.gmg.view().job(job).is_some_and(|job| !job.is_dispatched())
+    }
+
+    fn accept(&mut self, plan: Plan, observer: &mut dyn Observer) -> Result<(), DriverError> {
+        let accepted = self.gmg.accept(plan);
+        for applied in &accepted.applied {
+            self.what_if.observe(applied, self.gmg.view())?;
+        }
+        for dropped in accepted.dropped {
+            self.counters.dropped += 1;
+            let Action::Run { work: Work::New(spec), rank, .. } = &dropped.action else { continue };
+            if let Some(batcher) = self.batching.get_mut(spec.key.tenant as usize) {
+                batcher.withdraw_iteration(spec);
+            }
+            let owner = matches!(rank, Rank::OwnerLatency | Rank::OwnerBestEffort);
+            if owner && matches!(dropped.reason, GmgError::NoMemory { .. }) {
+                self.counters.memory_violations += 1;
+            }
+        }
+        for command in &accepted.commands {
+            self.world.enqueue(command, self.gmg.view())?;
+            observer.on_command(self.now, command, self.gmg.view());
+        }
+        Ok(())
+    }
+
+    /// Lets a replica form its next iteration.
+    fn form(
+        &mut self,
+        replica: ReplicaId,
+        lane: LaneId,
+        limits: BatchLimits,
+        rank: Rank,
+    ) -> Result<Option<Action>, DriverError> {
+        let Some(batcher) = self.batching.get_mut(replica.tenant.index()) else { return Ok(None) };
+        let mut preempted = std::mem::take(&mut self.preempted);
+        let formed = batcher.form(replica.index, limits, &mut preempted);
+        let plan = batcher.latest_plan();
+        let short = match rank {
+            Rank::OwnerLatency => plan.preempted > 0 || plan.short_of_blocks,
+            Rank::OwnerBestEffort => plan.preempted > 0,
+            Rank::GuestLatency | Rank::GuestBestEffort => false,
+        };
+        if short {
+            let view = self.gmg.view();
+            let kv = view.memory(lane.device).map(|memory| memory.kv());
+            if kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(replica.tenant)) {
+                self.counters.memory_violations += 1;
+            }
+        }
+        self.release(&mut preempted)?;
+        self.preempted = preempted;
+        Ok(formed.map(|spec| Action::Run { work: Work::New(Box::new(spec)), lane, rank }))
+    }
+
+    fn evict(&mut self, replica: ReplicaId, blocks: u32) -> Result<(), DriverError> {
+        let Some(batcher) = self.batching.get_mut(replica.tenant.index()) else { return Ok(()) };
+        let mut preempted = std::mem::take(&mut self.preempted);
+        batcher.evict(replica.index, blocks, &mut preempted);
+        self.release(&mut preempted)?;
+        self.preempted = preempted;
+        Ok(())
+    }
+
+    /// Frees the KV sequences of preempted requests, and ends those that grew beyond every device.
+    fn release(&mut self, preempted: &mut Vec<(RequestId, DeviceId)>) -> Result<(), DriverError> {
+        for (request, device) in preempted.drain(..) {
+            let Some(tenant) = self.gmg.view().request(request).map(|request| request.tenant) else { continue };
+            self.apply(Intent::ReleaseKv { request, device })?;
+            let batcher = &self.batching[tenant.index()];
+            let tokens = batcher.waiting().iter().find(|waiting| waiting.request == request).map(Sequence::tokens);
+            if let Some(reason) = tokens.and_then(|tokens| self.never_fits(tenant, tokens)) {
+                self.batching[tenant.index()].withdraw(request);
+                self.lose(request, tenant, reason)?;
+            }
+        }
+        Ok(())
+    }
+}

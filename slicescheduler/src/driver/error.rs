@@ -1,0 +1,55 @@
+//! What can go wrong with a loop as a whole, and with one request.
+
+use slicescheduler_gmg::GmgError;
+use slicescheduler_gmg::id::Version;
+use slicescheduler_gmg::plan::{Failure, WhatIfError, WorldError};
+
+/// Why the loop cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// One batcher per tenant is needed.
+    #[error("there are {batchers} batchers for {tenants} tenants; there has to be one per tenant, in the order of their ids")]
+    Batching {
+        /// How many were given.
+        batchers: usize,
+        /// How many tenants the graph has.
+        tenants: usize,
+    },
+    /// The forecast is not of this graph.
+    #[error("the forecast has seen {forecast}, the graph is at {graph}")]
+    Stale {
+        /// What the forecast has seen.
+        forecast: Version,
+        /// What the graph is at.
+        graph: Version,
+    },
+    /// The graph refused what the loop needs.
+    #[error(transparent)]
+    Gmg(#[from] GmgError),
+    /// The forecast lost track.
+    #[error(transparent)]
+    WhatIf(#[from] WhatIfError),
+    /// The world is broken.
+    #[error(transparent)]
+    World(#[from] WorldError),
+}
+
+/// Why a request ended without its answer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// Longer than the KV cache of any of the tenant's devices.
+    #[error("{tokens} tokens need {blocks} KV blocks, the largest of the tenant's devices has {most}")]
+    TooLong {
+        /// Tokens of prompt and answer so far.
+        tokens: u32,
+        /// Blocks that they need.
+        blocks: u32,
+        /// Blocks that there are.
+        most: u32,
+    },
+    /// The work failed.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+}

@@ -1,0 +1,167 @@
+//! Traces in, figures out: the same driver over a simulated or the real world.
+
+mod recorder;
+mod run;
+
+use std::sync::Arc;
+
+use slicescheduler_gmg::plan::Clock;
+use slicescheduler_gmg::units::Nanos;
+use slicescheduler_scheduler::policy::Policy;
+use slicescheduler_scheduler::{IdlePriority, SliceFill, SliceFillOptions, StaticContainers};
+use slicescheduler_simulator::world::WorldOptions;
+
+use crate::driver::DriverError;
+use crate::report::{RunRecord, Summary};
+use crate::scenario::{OptionValue, PolicySpec, Scenario};
+use crate::setup::SetupError;
+use crate::workload::WorkloadError;
+
+pub use recorder::Recorder;
+pub use run::{ReplayWorld, run_policy, simulate};
+
+/// Why a replay stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// The scenario cannot be set up.
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    /// A trace is damaged.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    /// The loop cannot go on.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// No policy has this name.
+    #[error("there is no policy {name:?}; known are {}", known.join(", "))]
+    NoSuchPolicy {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: &'static [&'static str],
+    },
+    /// A policy does not have this option, or not with this value.
+    #[error("policy {policy:?}: option {option} = {value}: {expected}")]
+    PolicyOption {
+        /// The policy.
+        policy: String,
+        /// The option.
+        option: String,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
+}
+
+/// Told how far a replay is.
+pub trait Progress {
+    /// `policy` has come to `now` of `end`.
+    fn advance(&mut self, policy: &str, now: Nanos, end: Nanos);
+}
+
+/// Progress that nobody looks at.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Progress for Silent {
+    fn advance(&mut self, _policy: &str, _now: Nanos, _end: Nanos) {}
+}
+
+/// How to replay.
+#[derive(Clone, Debug, Default)]
+pub struct ReplayOptions {
+    /// How the simulated world behaves; its seed is taken from the scenario.
+    pub world: WorldOptions,
+    /// Measures decisions; without it none is measured.
+    pub stopwatch: Option<Arc<dyn Clock>>,
+}
+
+/// Runs every policy of `scenario` on a simulated cluster, one after the other.
+///
+/// # Errors
+/// If the scenario is impossible or a trace is damaged.
+pub fn replay(
+    scenario: &Scenario,
+    name: &str,
+    options: &ReplayOptions,
+    progress: &mut dyn Progress,
+) -> Result<(Summary, Vec<RunRecord>), ReplayError> {
+    let mut runs = Vec::new();
+    for spec in &scenario.policies {
+        runs.push(simulate(scenario, policy(spec)?, options, progress)?);
+    }
+    Ok((summary(scenario, name, false, &runs), runs))
+}
+
+/// The figures of finished runs.
+pub fn summary(scenario: &Scenario, name: &str, measured: bool, runs: &[RunRecord]) -> Summary {
+    Summary {
+        schema: 1,
+        measured,
+        scenario: name.to_owned(),
+        seed: scenario.seed,
+        duration_s: (scenario.duration - scenario.warm_up).as_secs_f64(),
+        rate_scale: scenario.rate_scale,
+        policies: runs.iter().map(|run| run.summary.clone()).collect(),
+    }
+}
+
+/// The policy that a scenario names.
+///
+/// # Errors
+/// If there is no such policy, or it has no such option.
+pub fn policy(spec: &PolicySpec) -> Result<Box<dyn Policy>, ReplayError> {
+    let refused = |option: &str, value: &OptionValue, expected: &str| ReplayError::PolicyOption {
+        policy: spec.name.clone(),
+        option: option.to_owned(),
+        value: format!("{value:?}"),
+        expected: expected.to_owned(),
+    };
+    match spec.name.as_str() {
+        "slice-fill" => {
+            let mut options = SliceFillOptions::default();
+            for (option, value) in &spec.options {
+                slice_fill_option(&mut options, option, value).map_err(|expected| refused(option, value, expected))?;
+            }
+            Ok(Box::new(SliceFill::new(options)))
+        }
+        "static" | "idle-priority" => {
+            if let Some((option, value)) = spec.options.iter().next() {
+                return Err(refused(option, value, "this policy has no options"));
+            }
+            Ok(if spec.name == "static" {
+                Box::new(StaticContainers::default())
+            } else {
+                Box::new(IdlePriority::default())
+            })
+        }
+        _ => Err(ReplayError::NoSuchPolicy { name: spec.name.clone(), known: crate::scenario::POLICIES }),
+    }
+}
+
+fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionValue) -> Result<(), &'static str> {
+    use slicescheduler_gmg::tenant::LendingMode;
+    let whole = |most: i64| match value {
+        OptionValue::Integer(number) if (0..=most).contains(number) => Ok(*number as u64),
+        _ => Err("a whole number is expected, percentages from 0 to 100"),
+    };
+    match name {
+        "reserve_percent" => options.reserve_percent = whole(100)?,
+        "min_slice_us" => options.min_slice = Nanos::us(whole(1_000_000)?),
+        "guest_tokens" => options.guest_tokens = whole(i64::from(u32::MAX))?.max(1) as u32,
+        "owner_blocks_percent" => options.owner_blocks_percent = whole(100)? as u32,
+        "overflow" => match value {
+            OptionValue::Bool(overflow) => options.overflow = *overflow,
+            _ => return Err("true or false is expected"),
+        },
+        "lending" => match value {
+            OptionValue::Text(mode) if mode == "strict" => options.lending = Some(LendingMode::Strict),
+            OptionValue::Text(mode) if mode == "slo_slack" => options.lending = Some(LendingMode::SloSlack),
+            _ => return Err("\"strict\" or \"slo_slack\" is expected"),
+        },
+        _ => return Err("known are reserve_percent, min_slice_us, guest_tokens, owner_blocks_percent, overflow, lending"),
+    }
+    Ok(())
+}

@@ -1,0 +1,402 @@
+//! What is counted while a replay runs.
+
+use std::sync::Arc;
+
+use slicescheduler_gmg::graph::OpGraph;
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, TenantId};
+use slicescheduler_gmg::memory::ByteKind;
+use slicescheduler_gmg::plan::{Command, Event, Observer, World};
+use slicescheduler_gmg::shape::{Binding, TOKENS};
+use slicescheduler_gmg::tenant::{Class, Slo};
+use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::{GmgView, View};
+use slicescheduler_scheduler::batching::Completed;
+
+use crate::driver::{Driver, Lost};
+use crate::report::{
+    DecisionFigures, DeviceLabel, LatencyFigures, MemorySample, PolicySummary, RunRecord, SecondUse, Span, SpanKind,
+    TenantLabel, TenantSummary,
+};
+use crate::scenario::Scenario;
+
+/// Share of late tokens from which on a request violates its service level, in percent.
+const LATE_PERCENT: u64 = 5;
+
+/// Memory samples per device over a run.
+const MEMORY_SAMPLES: u64 = 400;
+
+/// The part of a run that is kept span by span.
+const DETAIL: Nanos = Nanos::secs(20);
+
+/// Spans that are kept at most.
+const MAX_SPANS: usize = 60_000;
+
+#[derive(Debug)]
+struct TenantCounts {
+    slo: Option<Slo>,
+    template: Arc<OpGraph>,
+    arrived_in_window: u64,
+    ended_of_window: u64,
+    violated: u64,
+    completed: u64,
+    input: u64,
+    output: u64,
+    kept: u64,
+    flops: f64,
+    ttft_us: Vec<u32>,
+    tpot_us: Vec<u32>,
+    preemptions: u64,
+}
+
+/// Watches a replay and makes its [`RunRecord`].
+#[derive(Debug)]
+pub struct Recorder {
+    window: (Nanos, Nanos),
+    closed: bool,
+    labels: Vec<TenantLabel>,
+    devices: Vec<DeviceLabel>,
+    tenants: Vec<TenantCounts>,
+    seconds: Vec<Vec<SecondUse>>,
+    memory: Vec<MemorySample>,
+    next_sample: Nanos,
+    detail: (Nanos, Nanos),
+    spans: Vec<Span>,
+    busy: Nanos,
+    owner_busy: Nanos,
+    guest_busy: Nanos,
+    completed: Vec<Completed>,
+    lost: Vec<Lost>,
+}
+
+impl Recorder {
+    /// Watches a run of `scenario` on the graph that `view` shows.
+    pub fn new(scenario: &Scenario, view: View<'_>) -> Self {
+        let end = scenario.duration;
+        let labels = scenario.tenants.iter().map(|t| TenantLabel { name: t.name.clone(), class: t.class }).collect();
+        let devices: Vec<DeviceLabel> = view
+            .cluster()
+            .devices()
+            .iter()
+            .map(|device| DeviceLabel {
+                name: format!("{} {}", view.cluster().device_name(device.id), device.spec.name),
+                owner: view.owner(device.id).map(TenantId::index),
+                usable: view.memory(device.id).map_or(0, |memory| memory.layout().usable.get()),
+            })
+            .collect();
+        let tenants = view.tenants().iter().enumerate().filter_map(|(index, tenant)| {
+            let model = view.models().iter().find(|model| model.tenant.index() == index)?;
+            Some(TenantCounts::new(tenant.slo, model.template.clone()))
+        });
+        let tenants = tenants.collect();
+        let seconds = vec![Vec::new(); devices.len()];
+        let middle = end.scale(1, 2);
+        Self {
+            window: (scenario.warm_up, end),
+            closed: false,
+            labels,
+            devices,
+            tenants,
+            seconds,
+            memory: Vec::new(),
+            next_sample: Nanos::ZERO,
+            detail: (middle, (middle + DETAIL).min(end)),
+            spans: Vec::new(),
+            busy: Nanos::ZERO,
+            owner_busy: Nanos::ZERO,
+            guest_busy: Nanos::ZERO,
+            completed: Vec::new(),
+            lost: Vec::new(),
+        }
+    }
+
+    /// A request arrived.
+    pub fn arrived(&mut self, tenant: TenantId, at: Nanos) {
+        let in_window = self.in_window(at);
+        if let Some(counts) = self.tenants.get_mut(tenant.index()) {
+            counts.arrived_in_window += u64::from(in_window);
+        }
+    }
+
+    /// The measuring window is over; what completes later counts for service levels only.
+    pub fn close_window(&mut self) {
+        self.closed = true;
+    }
+
+    /// Empty buffers to be filled and given to [`settle`](Self::settle).
+    pub(crate) fn buffers(&mut self) -> (Vec<Completed>, Vec<Lost>) {
+        (std::mem::take(&mut self.completed), std::mem::take(&mut self.lost))
+    }
+
+    /// Counts requests that ended, and takes the buffers back.
+    pub(crate) fn settle(&mut self, mut completed: Vec<Completed>, mut lost: Vec<Lost>) {
+        for (tenant, done) in completed.drain(..).map(|done| (done.tenant, done)) {
+            let arrived_in_window = self.in_window(done.arrival);
+            let completed_in_window = !self.closed && done.last_token >= self.window.0;
+            if let Some(counts) = self.tenants.get_mut(tenant.index()) {
+                counts.complete(&done, arrived_in_window, completed_in_window);
+            }
+        }
+        for gone in lost.drain(..) {
+            let in_window = self.in_window(gone.arrival);
+            if let Some(counts) = self.tenants.get_mut(gone.tenant.index()).filter(|_| in_window) {
+                counts.ended_of_window += 1;
+                counts.violated += 1;
+            }
+        }
+        (self.completed, self.lost) = (completed, lost);
+    }
+
+    /// The figures and pictures of the run.
+    pub(crate) fn finish<W: World>(
+        mut self,
+        name: &str,
+        driver: &Driver<W>,
+        wall: Option<Nanos>,
+    ) -> RunRecord {
+        self.sample_memory(driver.now(), driver.gmg().view());
+        let length = (self.window.1 - self.window.0).as_secs_f64();
+        let per_second = |amount: f64| amount / length;
+        let sum = |of: fn(&TenantCounts) -> u64| self.tenants.iter().map(of).sum::<u64>() as f64;
+        let (input, output) = (sum(|counts| counts.input), sum(|counts| counts.output));
+        let device_time = (self.window.1 - self.window.0).times(self.devices.len() as u64);
+        let share = |time: Nanos, of: Nanos| if of.is_zero() { 0.0 } else { time.as_secs_f64() / of.as_secs_f64() };
+        let view = driver.gmg().view();
+        let peaks = view.cluster().devices().iter().filter_map(|device| Some(view.memory(device.id)?.ledger().peak()));
+        let (decisions, forecasts) = (driver.decisions(), driver.forecasts());
+        let micros = |time: Nanos| time.get() as f64 / 1e3;
+        let per_ms = |amount: u64| share(Nanos(amount), forecasts.time()) * 1e6;
+        let tenants: Vec<TenantSummary> = self.labels.iter().zip(&mut self.tenants).map(|(label, counts)| counts.summary(label, length)).collect();
+        let sensitive = tenants.iter().zip(&self.labels).filter(|(_, label)| label.class == Class::LatencySensitive);
+        let worst = sensitive.map(|(tenant, _)| tenant.sla_violation_rate).fold(0.0, f64::max);
+        let kept = self.tenants.iter().map(|counts| counts.kept).sum::<u64>() as f64;
+        let flops: f64 = self.tenants.iter().map(|counts| counts.flops).sum();
+        let counters = driver.counters();
+        let summary = PolicySummary {
+            name: name.to_owned(),
+            token_throughput: per_second(input + output),
+            input_token_throughput: per_second(input),
+            output_token_throughput: per_second(output),
+            flop_weighted_throughput: per_second(flops / 1e12),
+            goodput: per_second(kept),
+            sla_violation_rate: worst,
+            tenants,
+            memory_violations: counters.memory_violations,
+            busy_share: share(self.busy, device_time),
+            idle_slice_recovery: share(self.guest_busy, device_time - self.owner_busy),
+            peak_memory_gib: peaks.max().unwrap_or_default().as_gib_f64(),
+            recalls: counters.recalls,
+            decisions: decisions.decisions(),
+            decision_us: DecisionFigures {
+                p50: micros(decisions.quantile(0.5)),
+                p99: micros(decisions.quantile(0.99)),
+                mean: micros(decisions.mean()),
+            },
+            what_ifs: forecasts.questions(),
+            sim_ops_per_ms: per_ms(forecasts.operators()),
+            sim_entries_per_ms: per_ms(forecasts.entries()),
+            wall_s: wall.unwrap_or_default().as_secs_f64(),
+            tokens_hash: None,
+        };
+        RunRecord {
+            tenants: self.labels,
+            devices: self.devices,
+            seconds: self.seconds,
+            memory: self.memory,
+            spans: self.spans,
+            detail: self.detail,
+            summary,
+        }
+    }
+
+    fn in_window(&self, at: Nanos) -> bool {
+        self.window.0 <= at && at < self.window.1
+    }
+
+    /// Operators of `job` ran on `lane` from `start` to `finish`.
+    fn ran(&mut self, job: JobId, lane: LaneId, start: Nanos, finish: Nanos, operators: u32, recalled: bool, view: View<'_>) {
+        let Some(spec) = view.job(job).map(|job| &job.spec) else { return };
+        let device = lane.device.index();
+        let tenant = spec.key.tenant;
+        let guest = view.owner(lane.device) != Some(TenantId(tenant));
+        let inside = finish.min(self.window.1) - start.max(self.window.0);
+        self.busy += inside;
+        if guest {
+            self.guest_busy += inside;
+        } else {
+            self.owner_busy += inside;
+        }
+        self.count_seconds(device, start, finish, guest);
+        if finish > self.detail.0 && start < self.detail.1 && self.spans.len() < MAX_SPANS {
+            let tokens = spec.binding.value(TOKENS) as u32;
+            let kind = if tokens as usize > spec.rows.len() { SpanKind::Prefill } else { SpanKind::Decode };
+            let device = device as u32;
+            self.spans.push(Span { device, tenant, start, finish, kind, guest, recalled, operators, tokens });
+        }
+    }
+
+    fn count_seconds(&mut self, device: usize, start: Nanos, finish: Nanos, guest: bool) {
+        let Some(seconds) = self.seconds.get_mut(device) else { return };
+        let second = Nanos::secs(1);
+        let mut from = start;
+        while from < finish.min(self.window.1) {
+            let index = (from.get() / second.get()) as usize;
+            let to = finish.min(second.times(index as u64 + 1));
+            if seconds.len() <= index {
+                seconds.resize(index + 1, SecondUse::default());
+            }
+            let micros = ((to - from).get() / 1000) as u32;
+            if guest {
+                seconds[index].guest_us += micros;
+            } else {
+                seconds[index].owner_us += micros;
+            }
+            from = to;
+        }
+    }
+
+    fn sample_memory(&mut self, now: Nanos, view: View<'_>) {
+        for device in 0..self.devices.len() as u32 {
+            let Some(memory) = view.memory(DeviceId(device)) else { continue };
+            let bytes = ByteKind::ALL.map(|kind| memory.ledger().of(kind).get());
+            self.memory.push(MemorySample { at: now, device, bytes });
+        }
+        self.next_sample = now + self.window.1.scale(1, MEMORY_SAMPLES);
+    }
+}
+
+impl Observer for Recorder {
+    fn on_event(&mut self, event: &Event, view: View<'_>) {
+        match event {
+            Event::Finished { job, lane, ops, started, at, .. } => {
+                self.ran(*job, *lane, *started, *at, ops.end - ops.start, false, view);
+            }
+            Event::Recalled { job, lane, done, started, at, .. } => {
+                self.ran(*job, *lane, *started, *at, done.end - done.start, true, view);
+            }
+            _ => {}
+        }
+        if event.at() >= self.next_sample && !self.closed {
+            self.sample_memory(event.at(), view);
+        }
+    }
+
+    fn on_command(&mut self, _now: Nanos, _command: &Command, _view: View<'_>) {}
+}
+
+impl TenantCounts {
+    fn new(slo: Option<Slo>, template: Arc<OpGraph>) -> Self {
+        Self {
+            slo,
+            template,
+            arrived_in_window: 0,
+            ended_of_window: 0,
+            violated: 0,
+            completed: 0,
+            input: 0,
+            output: 0,
+            kept: 0,
+            flops: 0.0,
+            ttft_us: Vec::new(),
+            tpot_us: Vec::new(),
+            preemptions: 0,
+        }
+    }
+
+    fn complete(&mut self, done: &Completed, arrived_in_window: bool, completed_in_window: bool) {
+        let first_late = self.slo.is_some_and(|slo| done.first_token > slo.due(done.arrival, 0));
+        let violated = first_late || u64::from(done.late) * 100 > u64::from(done.produced) * LATE_PERCENT;
+        self.preemptions += u64::from(done.preemptions);
+        if arrived_in_window {
+            self.ended_of_window += 1;
+            self.violated += u64::from(violated);
+            let micros = |time: Nanos| u32::try_from(time.get() / 1000).unwrap_or(u32::MAX);
+            self.ttft_us.push(micros(done.first_token - done.arrival));
+            if done.produced > 1 {
+                let pace = (done.last_token - done.first_token).scale(1, u64::from(done.produced - 1));
+                self.tpot_us.push(micros(pace));
+            }
+        }
+        if completed_in_window {
+            let tokens = u64::from(done.prompt) + u64::from(done.produced);
+            self.completed += 1;
+            self.input += u64::from(done.prompt);
+            self.output += u64::from(done.produced);
+            self.kept += if violated { 0 } else { tokens };
+            self.flops += self.template.flops(&whole(done)).get() as f64;
+        }
+    }
+
+    fn summary(&mut self, label: &TenantLabel, length: f64) -> TenantSummary {
+        let sensitive = label.class == Class::LatencySensitive;
+        let never_ended = self.arrived_in_window - self.ended_of_window.min(self.arrived_in_window);
+        let violated = if sensitive { self.violated + never_ended } else { 0 };
+        TenantSummary {
+            name: label.name.clone(),
+            class: if sensitive { "latency-sensitive" } else { "best-effort" }.to_owned(),
+            sla_violation_rate: violated as f64 / self.arrived_in_window.max(1) as f64,
+            ttft_ms: figures(&mut self.ttft_us),
+            tpot_ms: figures(&mut self.tpot_us),
+            token_throughput: (self.input + self.output) as f64 / length,
+            arrived: self.arrived_in_window,
+            completed: self.completed,
+            preemptions: self.preemptions,
+        }
+    }
+}
+
+/// The dims of a request computed at once: every token but the last attends to all before it.
+fn whole(done: &Completed) -> Binding {
+    let tokens = (u64::from(done.prompt) + u64::from(done.produced)).saturating_sub(1);
+    Binding::iteration(tokens, u64::from(done.produced), tokens, tokens * (tokens + 1) / 2)
+}
+
+/// Nearest-rank quantiles, in milliseconds.
+fn figures(micros: &mut [u32]) -> LatencyFigures {
+    micros.sort_unstable();
+    let at = |quantile: f64| {
+        let rank = (quantile * micros.len() as f64).ceil().max(1.0) as usize;
+        micros.get(rank - 1).map_or(0.0, |&value| f64::from(value) / 1e3)
+    };
+    LatencyFigures { p50: at(0.5), p99: at(0.99) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_of_nearest_rank() {
+        let mut micros: Vec<u32> = (1..=100).rev().map(|value| value * 1000).collect();
+        let figures = super::figures(&mut micros);
+        assert_eq!((figures.p50, figures.p99), (50.0, 99.0));
+        assert_eq!(super::figures(&mut []).p99, 0.0);
+    }
+
+    #[test]
+    fn a_request_violates_by_its_first_token_or_by_a_twentieth_of_all() {
+        use slicescheduler_gmg::id::RequestId;
+        let slo = Slo { ttft: Nanos::ms(400), tpot: Nanos::ms(40) };
+        let template = slicescheduler_gmg::templates::dense(&crate::scenario::DenseSpec::tiny()).unwrap();
+        let template = Arc::new(template);
+        let violations = |first_ms: u64, late: u32, produced: u32| {
+            let mut counts = TenantCounts::new(Some(slo), template.clone());
+            let done = Completed {
+                request: RequestId(0),
+                tenant: TenantId(0),
+                arrival: Nanos::ZERO,
+                prompt: 10,
+                produced,
+                first_token: Nanos::ms(first_ms),
+                last_token: Nanos::ms(first_ms + 100),
+                late,
+                preemptions: 0,
+            };
+            counts.complete(&done, true, true);
+            counts.violated
+        };
+        assert_eq!(violations(400, 0, 20), 0);
+        assert_eq!(violations(401, 1, 20), 1, "the first token was late");
+        assert_eq!(violations(300, 1, 20), 0, "one in twenty may be late");
+        assert_eq!(violations(300, 2, 20), 1);
+    }
+}

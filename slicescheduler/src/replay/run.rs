@@ -1,0 +1,212 @@
+//! One policy, from the first arrival to the last answer.
+
+use std::sync::Arc;
+
+use slicescheduler_gmg::delta::NewRequest;
+use slicescheduler_gmg::id::{RequestId, TenantId};
+use slicescheduler_gmg::plan::{Clock, World};
+use slicescheduler_gmg::tenant::Class;
+use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::GmgView;
+use slicescheduler_scheduler::batching::Batcher;
+use slicescheduler_scheduler::policy::Policy;
+use slicescheduler_simulator::cost::Roofline;
+use slicescheduler_simulator::timeline::{Horizon, Timeline};
+use slicescheduler_simulator::world::{SimWorld, WorldCost, WorldOptions};
+
+use crate::driver::{Driver, DriverOptions};
+use crate::replay::{Progress, Recorder, ReplayError, ReplayOptions};
+use crate::report::RunRecord;
+use crate::scenario::{BacklogRequests, Scenario, Source};
+use crate::setup::Setup;
+use crate::workload::{ArrivalRecord, ArrivalStream};
+
+/// A world that is told beforehand what only the world may know: how long answers will be.
+pub trait ReplayWorld: World {
+    /// The next request will have this prompt and this many output tokens.
+    fn prepare(&mut self, request: RequestId, tenant: TenantId, prompt: u32, output: u32);
+
+    /// A request has ended.
+    fn forget(&mut self, request: RequestId);
+}
+
+impl ReplayWorld for SimWorld {
+    fn prepare(&mut self, request: RequestId, _tenant: TenantId, _prompt: u32, output: u32) {
+        self.reveal(request, output);
+    }
+
+    fn forget(&mut self, _request: RequestId) {}
+}
+
+/// After the last arrival, latency-sensitive requests get this long to end.
+const DRAIN: Nanos = Nanos::secs(60);
+
+/// Steps of progress per run.
+const PROGRESS_STEPS: u64 = 200;
+
+/// Runs one policy on a simulated cluster.
+///
+/// # Errors
+/// If the scenario is impossible or a trace is damaged.
+pub fn simulate(
+    scenario: &Scenario,
+    policy: Box<dyn Policy>,
+    options: &ReplayOptions,
+    progress: &mut dyn Progress,
+) -> Result<RunRecord, ReplayError> {
+    let setup = Setup::new(scenario, &*policy)?;
+    let cluster = Arc::new(setup.gmg.view().cluster().clone());
+    let world = WorldOptions { seed: scenario.seed, ..options.world };
+    let world = SimWorld::new(cluster, Box::new(WorldCost::default()), world);
+    run_policy(scenario, policy, setup, world, options.stopwatch.clone(), progress)
+}
+
+/// The arrivals of one tenant.
+struct Arrivals {
+    tenant: TenantId,
+    stream: ArrivalStream,
+    next: Option<ArrivalRecord>,
+}
+
+/// A backlog that is topped up as requests are taken.
+struct Backlog {
+    tenant: TenantId,
+    requests: BacklogRequests,
+}
+
+struct Feed {
+    arrivals: Vec<Arrivals>,
+    backlogs: Vec<Backlog>,
+}
+
+impl Feed {
+    fn new(scenario: &Scenario) -> Result<Self, ReplayError> {
+        let mut feed = Self { arrivals: Vec::new(), backlogs: Vec::new() };
+        for index in 0..scenario.tenants.len() {
+            let tenant = TenantId(index as u32);
+            match scenario.requests(index)? {
+                Some(Source::Arrivals(mut stream)) => {
+                    let next = stream.next().transpose()?;
+                    feed.arrivals.push(Arrivals { tenant, stream, next });
+                }
+                Some(Source::Backlog { requests, .. }) => feed.backlogs.push(Backlog { tenant, requests }),
+                None => {}
+            }
+        }
+        Ok(feed)
+    }
+
+    /// The time of the next arrival.
+    fn next_at(&self) -> Nanos {
+        self.arrivals.iter().filter_map(|arrivals| arrivals.next.as_ref()).map(|next| next.at).min().unwrap_or(Nanos::MAX)
+    }
+
+    /// The next arrival that is not after `now`.
+    fn pop(&mut self, now: Nanos) -> Result<Option<(TenantId, ArrivalRecord)>, ReplayError> {
+        let due = self.arrivals.iter_mut().filter(|arrivals| arrivals.next.as_ref().is_some_and(|next| next.at <= now));
+        let Some(first) = due.min_by_key(|arrivals| (arrivals.next.as_ref().map(|next| next.at), arrivals.tenant)) else {
+            return Ok(None);
+        };
+        let record = first.next.take();
+        first.next = first.stream.next().transpose()?;
+        Ok(record.map(|record| (first.tenant, record)))
+    }
+}
+
+/// Runs one policy over any world.
+///
+/// # Errors
+/// If a trace is damaged or the world is broken.
+pub fn run_policy<W: ReplayWorld>(
+    scenario: &Scenario,
+    policy: Box<dyn Policy>,
+    setup: Setup,
+    world: W,
+    stopwatch: Option<Arc<dyn Clock>>,
+    progress: &mut dyn Progress,
+) -> Result<RunRecord, ReplayError> {
+    let begun = stopwatch.as_ref().map(|stopwatch| stopwatch.now());
+    let name = policy.name();
+    let mut recorder = Recorder::new(scenario, setup.gmg.view());
+    let what_if = Timeline::new(setup.gmg.view(), Roofline::default(), Horizon::secs(2));
+    let options = DriverOptions { stopwatch: stopwatch.clone(), ..DriverOptions::default() };
+    let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options)?;
+    driver.prefetch(setup.prefetch, &mut recorder)?;
+    let mut feed = Feed::new(scenario)?;
+    let end = scenario.duration;
+    let mut now = Nanos::ZERO;
+    let mut shown = Nanos::ZERO;
+    while now < end {
+        top_up(&mut driver, &mut feed, now, &mut recorder)?;
+        now = driver.step(feed.next_at().min(end), &mut recorder)?;
+        while let Some((tenant, record)) = feed.pop(now)? {
+            enter(&mut driver, tenant, record.at.max(now), record.prompt, record.output, &mut recorder)?;
+        }
+        settle(&mut driver, &mut recorder);
+        if now >= shown {
+            progress.advance(name, now.min(end), end);
+            shown = now + end.scale(1, PROGRESS_STEPS);
+        }
+    }
+    recorder.close_window();
+    while now < end + DRAIN && latency_sensitive_left(&driver) {
+        now = driver.step(end + DRAIN, &mut recorder)?;
+        settle(&mut driver, &mut recorder);
+    }
+    progress.advance(name, end, end);
+    let wall = begun.zip(stopwatch).map(|(begun, stopwatch)| stopwatch.now() - begun);
+    Ok(recorder.finish(name, &driver, wall))
+}
+
+fn enter<W: ReplayWorld>(
+    driver: &mut Driver<W>,
+    tenant: TenantId,
+    arrival: Nanos,
+    prompt: u32,
+    output: u32,
+    recorder: &mut Recorder,
+) -> Result<(), ReplayError> {
+    let id = driver.gmg().next_request_id();
+    driver.world_mut().prepare(id, tenant, prompt, output);
+    recorder.arrived(tenant, arrival);
+    let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
+    driver.submit(request, recorder)?;
+    Ok(())
+}
+
+fn top_up<W: ReplayWorld>(
+    driver: &mut Driver<W>,
+    feed: &mut Feed,
+    now: Nanos,
+    recorder: &mut Recorder,
+) -> Result<(), ReplayError> {
+    for Backlog { tenant, requests } in &mut feed.backlogs {
+        while driver.batching().get(tenant.index()).is_some_and(Batcher::has_room) {
+            let Some((prompt, output)) = requests.next() else { break };
+            enter(driver, *tenant, now, prompt, output, recorder)?;
+        }
+    }
+    Ok(())
+}
+
+fn settle<W: ReplayWorld>(driver: &mut Driver<W>, recorder: &mut Recorder) {
+    let (mut completed, mut lost) = recorder.buffers();
+    driver.take_completed(&mut completed);
+    driver.take_lost(&mut lost);
+    for done in &completed {
+        driver.world_mut().forget(done.request);
+    }
+    for gone in &lost {
+        driver.world_mut().forget(gone.request);
+    }
+    recorder.settle(completed, lost);
+}
+
+fn latency_sensitive_left<W: ReplayWorld>(driver: &Driver<W>) -> bool {
+    let view = driver.gmg().view();
+    driver.batching().iter().any(|batcher| {
+        let sensitive = view.tenant(batcher.tenant()).is_some_and(|tenant| tenant.class == Class::LatencySensitive);
+        let running = || batcher.replicas().iter().any(|replica| !replica.running().is_empty());
+        sensitive && (!batcher.waiting().is_empty() || running())
+    })
+}
