@@ -4,10 +4,12 @@
 //! accepts a plan, and an operator asks its arena for the slices at those offsets. Two arenas with
 //! different rules:
 //!
-//! - **A lane's activation arena** has one owner, the lane. An operator borrows it mutably and
-//!   takes its operands through [`Operands`], which refuses overlapping ones: safe code throughout.
-//! - **A device's block pool** is shared by the device's lanes. What keeps them apart is who owns
-//!   which block, which no borrow can say; see [`KvCache::shared`](crate::kernels::KvCache::shared).
+//! - **An arena with one owner**. An operator borrows it mutably and takes its
+//!   operands through [`Operands`], which refuses overlapping ones: safe code throughout.
+//! - **A device's memory** is shared by the device's lanes: weights, activations of several jobs,
+//!   and the pool of KV blocks. What keeps the lanes apart is who was granted which bytes, which no
+//!   borrow can say; see [`Arena::operands_within`] and
+//!   [`KvCache::shared`](crate::kernels::KvCache::shared).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
@@ -46,6 +48,11 @@ impl Region {
     /// One past its last byte.
     pub fn end(&self) -> Bytes {
         self.offset + self.size
+    }
+
+    /// True when all of `other` lies within this one.
+    pub fn contains(&self, other: &Self) -> bool {
+        self.offset <= other.offset && other.end() <= self.end()
     }
 
     /// True when the two share a byte.
@@ -111,12 +118,35 @@ impl Arena {
     /// The operands of one operator. All memory of the arena is the operator's while the result
     /// lives.
     pub fn operands(&mut self) -> Operands<'_> {
-        Operands {
-            arena: self,
-            held: [(Region::default(), false); MAX_OPERANDS],
-            count: 0,
-            borrow: PhantomData,
-        }
+        let bounds = Region::new(Bytes::ZERO, self.size());
+        // SAFETY: the arena is borrowed exclusively.
+        unsafe { self.operands_within(bounds) }
+    }
+
+    /// As [`operands`](Self::operands), of an operator to which only `bounds` belongs, while other
+    /// lanes use the rest. Regions count from the start of the arena; those that leave `bounds` are
+    /// refused.
+    ///
+    /// # Safety
+    /// As long as the result or an operand that it handed out lives, nobody else may read or write
+    /// within `bounds`.
+    pub unsafe fn operands_within(&self, bounds: Region) -> Operands<'_> {
+        let held = [(Region::default(), false); MAX_OPERANDS];
+        Operands { arena: self, bounds, held, count: 0, borrow: PhantomData }
+    }
+
+    /// The elements of a region that several lanes read at a time, such as weights.
+    ///
+    /// # Errors
+    /// When the region is not within the arena, or not made of whole elements.
+    ///
+    /// # Safety
+    /// Nobody may write the region while the result lives.
+    pub unsafe fn read_shared<T: Element>(&self, region: Region) -> Result<&[T]> {
+        let (first, count) = self.elements(region)?;
+        // SAFETY: in bounds and aligned (checked by `elements`), initialised (arenas are zeroed and
+        // hold plain numbers); that nobody writes it is the caller's promise.
+        Ok(unsafe { std::slice::from_raw_parts(first.as_ptr(), count) })
     }
 
     /// Sets a region to zero, as when it passes from one tenant to another.
@@ -198,6 +228,7 @@ const MAX_OPERANDS: usize = 16;
 #[derive(Debug)]
 pub struct Operands<'a> {
     arena: &'a Arena,
+    bounds: Region,
     held: [(Region, bool); MAX_OPERANDS],
     count: usize,
     borrow: PhantomData<&'a mut [u8]>,
@@ -230,6 +261,13 @@ impl<'a> Operands<'a> {
 
     fn hold<T: Element>(&mut self, region: Region, written: bool) -> Result<(NonNull<T>, usize)> {
         let elements = self.arena.elements(region)?;
+        if !self.bounds.contains(&region) {
+            return Err(ExecutorError::RegionOutOfBounds {
+                offset: region.offset,
+                size: region.size,
+                arena: self.bounds.size,
+            });
+        }
         for (other, other_written) in &self.held[..self.count] {
             if (written || *other_written) && region.overlaps(other) {
                 return Err(ExecutorError::RegionOverlap {

@@ -22,7 +22,7 @@ mod simd;
 
 pub use activation::swiglu;
 pub use attention::{AttentionDims, attention};
-pub use cache::{KvCache, KvLayout, TokenRows};
+pub use cache::{KvCache, KvLayout, KvPool, TokenRows};
 pub use embedding::{embed, embed_panels, gather_rows};
 pub use matmul::{Output, OwnedPanels, PANEL, PanelMatrix, matmul, pack_panels};
 pub use norm::rms_norm;

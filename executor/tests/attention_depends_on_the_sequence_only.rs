@@ -93,9 +93,10 @@ fn run(sequences: &[Vec<f32>], dims: AttentionDims, placing: &Placing) -> Vec<Ve
             blocks: &blocks,
             table_starts: &table_starts,
         };
-        rotate_and_store(&mut qkv, batch, dims, &table, LAYER, &mut cache).unwrap();
+        let mut queries = vec![0.0; rows.len() * dims.out_width()];
+        rotate_and_store(&qkv, batch, dims, &table, LAYER, &mut cache, &mut queries).unwrap();
         let mut out = vec![0.0; rows.len() * dims.out_width()];
-        attention(&qkv, batch, dims, LAYER, &cache, &mut out).unwrap();
+        attention(&queries, batch, dims, LAYER, &cache, &mut out).unwrap();
         for (row, out) in rows.iter().zip(out.chunks(dims.out_width())) {
             results[*row as usize].extend_from_slice(out);
         }
@@ -240,19 +241,16 @@ fn the_rotation_turns_the_halves_of_a_head() {
         blocks: &[0],
         table_starts: &[0, 1],
     };
-    let mut qkv = [1.0, 0.0, 0.0, 1.0, 0.5, 0.25];
+    let qkv = [1.0, 0.0, 0.0, 1.0, 0.5, 0.25];
     let table = RotaryTable::new(&rotary_frequencies(THETA, 2), 4);
-    rotate_and_store(
-        &mut qkv,
-        rows,
-        AttentionDims::new(1, 1, 2),
-        &table,
-        0,
-        &mut cache,
-    )
-    .unwrap();
+    let mut queries = [0.0; 2];
+    let dims = AttentionDims::new(1, 1, 2);
+    rotate_and_store(&qkv, rows, dims, &table, 0, &mut cache, &mut queries).unwrap();
     let (sin, cos) = (1.0f64.sin() as f32, 1.0f64.cos() as f32);
-    assert_eq!(qkv, [cos, sin, -sin, cos, 0.5, 0.25]);
+    assert_eq!(queries, [cos, sin]);
+    let keys_by_element = [0.0, -sin, 0.0, 0.0, 0.0, cos, 0.0, 0.0];
+    let values_by_position = [0.0, 0.0, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0];
+    assert_eq!(pool, [keys_by_element, values_by_position].concat());
 }
 
 #[test]
@@ -266,7 +264,7 @@ fn a_copied_block_holds_the_same_context() {
     };
     let mut pool = vec![0.0; 3 * layout.block_elements()];
     let mut cache = KvCache::new(&mut pool, layout).unwrap();
-    let mut qkv = sequence(11, dims, 5);
+    let qkv = sequence(11, dims, 5);
     let positions = [0, 1, 2, 3, 4];
     let rows = TokenRows {
         sequences: &[0; 5],
@@ -275,12 +273,13 @@ fn a_copied_block_holds_the_same_context() {
         table_starts: &[0, 1],
     };
     let table = RotaryTable::new(&rotary_frequencies(THETA, 4), 8);
-    rotate_and_store(&mut qkv, rows, dims, &table, 0, &mut cache).unwrap();
+    let mut queries = vec![0.0; 5 * dims.out_width()];
+    rotate_and_store(&qkv, rows, dims, &table, 0, &mut cache, &mut queries).unwrap();
     cache.copy_block(2, 0).unwrap();
     let mut results = [vec![0.0; 40], vec![0.0; 40]];
     for (block, out) in [2u32, 0].into_iter().zip(&mut results) {
         attention(
-            &qkv,
+            &queries,
             TokenRows {
                 blocks: &[block],
                 ..rows
@@ -314,7 +313,7 @@ fn what_the_tables_do_not_cover_is_refused() {
         table_starts: &[0, 1],
     };
     let attend = |rows: TokenRows<'_>, dims, layer| {
-        attention(&[0.0; 16], rows, dims, layer, &cache, &mut [0.0; 8]).map_err(|error| match error
+        attention(&[0.0; 8], rows, dims, layer, &cache, &mut [0.0; 8]).map_err(|error| match error
         {
             ExecutorError::IndexOutOfRange { operand, .. } => operand,
             ExecutorError::Dimension { dimension, .. } => dimension,

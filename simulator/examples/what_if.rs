@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut gmg = Gmg::new(Cluster::builder().node("a", |node| node.devices(2, DeviceSpec::h100_sxm())).build()?);
     let tenant = gmg.add_tenant(Tenant::best_effort("embed"))?;
     let model = gmg.add_model(tenant, Model::new("tiny", graph.build()?.into()), Container::replicas([0, 1]))?;
-    let [_, job] = [(); 2].map(|()| gmg.submit(JobSpec::of(model).bind(Binding::new().with(TOKENS, 8192))));
+    let [_, job] = [(); 2].map(|()| gmg.submit(JobSpec::of(model).bind(Binding::new().bind(TOKENS, 8192))));
     let (job, mut timeline) = (job?, Timeline::new(gmg.publish(), Roofline::default(), Horizon::secs(2)));
     let there = timeline.ask(&[Action::run(job, 0..2, LaneId::new(DeviceId(1), 0))])?;
     println!("{} -> {}, peak there {}", timeline.finish(job), there.finish(job), there.peak(DeviceId(1)));

@@ -28,7 +28,7 @@
 //! let mut gmg = Gmg::new(cluster);
 //! let tenant = gmg.add_tenant(Tenant::best_effort("embed"))?;
 //! let model = gmg.add_model(tenant, Model::new("tiny", graph.build()?.into()), Container::replicas([0, 1]))?;
-//! let job = || JobSpec::of(model).bind(Binding::new().with(TOKENS, 512));
+//! let job = || JobSpec::of(model).bind(Binding::new().bind(TOKENS, 512));
 //! let (first, second) = (gmg.submit(job())?, gmg.submit(job())?);
 //!
 //! let mut timeline = Timeline::new(gmg.publish(), Roofline::default(), Horizon::secs(2));

@@ -11,6 +11,7 @@ pub mod html;
 pub mod perfetto;
 pub mod table;
 
+mod figure;
 mod record;
 mod summary;
 

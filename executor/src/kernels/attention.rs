@@ -89,14 +89,14 @@ impl AttentionDims {
 /// `out = softmax(scale q K^T) V` per head (Vaswani et al. 2017; query heads share key heads as in
 /// Ainslie et al. 2023). The cache must hold the row's own key and value already.
 ///
-/// `qkv[rows, (heads + 2 kv_heads) head_dim]` as [`rotate_and_store`](super::rotate_and_store)
-/// leaves it; only the queries are read. `out[rows, heads head_dim]`.
+/// `queries` as [`rotate_and_store`](super::rotate_and_store) gives them and `out` are
+/// `[rows, heads head_dim]`.
 /// About `4 heads head_dim` operations per row and position.
 ///
 /// # Errors
 /// When a length does not fit, a position has no block, or the cache has another layout.
 pub fn attention(
-    qkv: &[f32],
+    queries: &[f32],
     rows: TokenRows<'_>,
     dims: AttentionDims,
     layer: usize,
@@ -107,9 +107,9 @@ pub fn attention(
     rows.validate("attention", cache)?;
     check(
         "attention",
-        "qkv",
-        qkv.len(),
-        rows.len().saturating_mul(dims.qkv_width()),
+        "queries",
+        queries.len(),
+        rows.len().saturating_mul(dims.out_width()),
     )?;
     check(
         "attention",
@@ -119,15 +119,15 @@ pub fn attention(
     )?;
     let group = dims.heads / dims.kv_heads * dims.head_dim;
     let shared = GROUP * dims.head_dim;
-    let batch = qkv
-        .chunks_exact(dims.qkv_width())
+    let batch = queries
+        .chunks_exact(dims.out_width())
         .zip(out.chunks_exact_mut(dims.out_width()));
-    for (row, (qkv, out)) in batch.enumerate() {
+    for (row, (queries, out)) in batch.enumerate() {
         let context = rows.positions[row] as usize + 1;
-        let queries = qkv[..dims.out_width()]
+        let heads = queries
             .chunks_exact(group)
             .zip(out.chunks_exact_mut(group));
-        for (head, (queries, out)) in queries.enumerate() {
+        for (head, (queries, out)) in heads.enumerate() {
             let walk = Walk {
                 cache,
                 layer,

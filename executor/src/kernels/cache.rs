@@ -54,6 +54,22 @@ impl KvLayout {
     }
 }
 
+/// Where the blocks of a device lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvPool {
+    /// All of them, side by side.
+    pub region: Region,
+    /// From the start of one to the start of the next.
+    pub block_bytes: Bytes,
+}
+
+impl KvPool {
+    /// The bytes of a block.
+    pub fn block(&self, block: u32) -> Region {
+        Region::new(self.region.offset + self.block_bytes.times(u64::from(block)), self.block_bytes)
+    }
+}
+
 /// The blocks of a device's pool, as one operator sees them.
 ///
 /// # Who may touch what
@@ -63,7 +79,12 @@ impl KvLayout {
 #[derive(Debug)]
 pub struct KvCache<'a> {
     base: NonNull<f32>,
-    blocks: usize,
+    /// Blocks in the pool.
+    pool_blocks: usize,
+    /// Elements from the start of one block of the pool to that of the next.
+    stride: usize,
+    /// Which blocks of the pool this cache has, all within it; all of them if `None`.
+    own: Option<&'a [u32]>,
     layout: KvLayout,
     pool: PhantomData<&'a mut [f32]>,
 }
@@ -78,33 +99,37 @@ impl<'a> KvCache<'a> {
     /// When a dimension of the layout is zero.
     pub fn new(pool: &'a mut [f32], layout: KvLayout) -> Result<Self> {
         layout.validate()?;
-        let blocks = pool.len() / layout.block_elements();
-        Ok(Self {
-            base: NonNull::from(pool).cast(),
-            blocks,
-            layout,
-            pool: PhantomData,
-        })
+        let stride = layout.block_elements();
+        let pool_blocks = pool.len() / stride;
+        Ok(Self { base: NonNull::from(pool).cast(), pool_blocks, stride, own: None, layout, pool: PhantomData })
     }
 
-    /// A cache over a region of an arena that other lanes use at the same time.
+    /// A cache over some blocks of a pool that other lanes use at the same time. Block `i` of the
+    /// cache is block `own[i]` of the pool; no other can be reached through it.
     ///
     /// # Errors
-    /// When the region is not within the arena, not made of whole f32, or a dimension of the layout
-    /// is zero.
+    /// When the region is not within the arena or not made of whole f32, a dimension of the layout
+    /// is zero, the pool's blocks are too small for it, or the pool lacks one of `own`.
     ///
     /// # Safety
-    /// As long as the result lives, nobody else may write a block that is read or written through
-    /// it, nor read one that is written through it.
-    pub unsafe fn shared(arena: &'a Arena, region: Region, layout: KvLayout) -> Result<Self> {
+    /// As long as the result lives, nobody else may read or write the blocks `own`.
+    pub unsafe fn shared(arena: &'a Arena, pool: KvPool, layout: KvLayout, own: &'a [u32]) -> Result<Self> {
         layout.validate()?;
-        let (base, elements) = arena.elements::<f32>(region)?;
-        Ok(Self {
-            base,
-            blocks: elements / layout.block_elements(),
-            layout,
-            pool: PhantomData,
-        })
+        let (base, elements) = arena.elements::<f32>(pool.region)?;
+        let element = size_of::<f32>() as u64;
+        let fits = pool.block_bytes >= layout.block_bytes() && pool.block_bytes.get().is_multiple_of(element);
+        if !fits {
+            return Err(ExecutorError::Dimension {
+                kernel: "kv cache",
+                dimension: "block_bytes",
+                value: usize::try_from(pool.block_bytes.get()).unwrap_or(usize::MAX),
+                requirement: "a whole number of f32 and at least a block of the layout",
+            });
+        }
+        let stride = usize::try_from(pool.block_bytes.get() / element).unwrap_or(usize::MAX);
+        let pool_blocks = elements / stride;
+        check_indices("kv cache", "own", own, pool_blocks)?;
+        Ok(Self { base, pool_blocks, stride, own: Some(own), layout, pool: PhantomData })
     }
 
     /// How the blocks are laid out.
@@ -112,9 +137,16 @@ impl<'a> KvCache<'a> {
         self.layout
     }
 
-    /// Blocks in the pool.
-    pub const fn blocks(&self) -> usize {
-        self.blocks
+    /// Blocks that it has.
+    pub fn blocks(&self) -> usize {
+        self.own.map_or(self.pool_blocks, <[u32]>::len)
+    }
+
+    /// Where a block begins.
+    fn block_start(&self, block: usize) -> usize {
+        let block = self.own.map_or(block, |own| own[block] as usize);
+        assert!(block < self.pool_blocks);
+        block * self.stride
     }
 
     /// Copies block `from` to block `to`, as when a sequence writes into a block it shares.
@@ -122,14 +154,14 @@ impl<'a> KvCache<'a> {
     /// # Errors
     /// When one of them is not in the pool.
     pub fn copy_block(&mut self, from: u32, to: u32) -> Result<()> {
-        check_indices("copy_block", "blocks", &[from, to], self.blocks)?;
-        let size = self.layout.block_elements();
-        // SAFETY: both blocks are within the pool (checked), so are their elements. They are whole
-        // blocks, thus equal or disjoint, and `copy` allows both. Access is the constructor's
-        // contract.
+        check_indices("copy_block", "blocks", &[from, to], self.blocks())?;
+        let (from, to) = (self.block_start(from as usize), self.block_start(to as usize));
+        // SAFETY: both blocks are within the pool (asserted by `block_start`), so are their
+        // elements, of which there are no more than the stride. They are whole blocks, thus equal
+        // or disjoint, and `copy` allows both. Access is the constructor's contract.
         unsafe {
-            let source = self.base.add(from as usize * size);
-            source.copy_to(self.base.add(to as usize * size), size);
+            let source = self.base.add(from);
+            source.copy_to(self.base.add(to), self.layout.block_elements());
         }
         Ok(())
     }
@@ -139,8 +171,8 @@ impl<'a> KvCache<'a> {
         let KvLayout {
             layers, kv_heads, ..
         } = self.layout;
-        assert!(layer < layers && part < 2 && head < kv_heads && block < self.blocks);
-        (((block * layers + layer) * 2 + part) * kv_heads + head) * self.layout.slab()
+        assert!(layer < layers && part < 2 && head < kv_heads);
+        self.block_start(block) + ((layer * 2 + part) * kv_heads + head) * self.layout.slab()
     }
 
     fn slab(&self, layer: usize, part: usize, head: usize, block: usize) -> &[f32] {
@@ -175,7 +207,7 @@ impl<'a> KvCache<'a> {
         head: usize,
         block: u32,
         slot: usize,
-        key: &[f32],
+        key: impl Iterator<Item = f32>,
         value: &[f32],
     ) {
         let KvLayout {
@@ -185,7 +217,7 @@ impl<'a> KvCache<'a> {
         } = self.layout;
         let keys = self.slab_mut(layer, 0, head, block as usize);
         for (place, key) in keys[slot..].iter_mut().step_by(block_tokens).zip(key) {
-            *place = *key;
+            *place = key;
         }
         let values = self.slab_mut(layer, 1, head, block as usize);
         values[slot * head_dim..(slot + 1) * head_dim].copy_from_slice(value);

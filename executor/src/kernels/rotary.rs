@@ -51,13 +51,13 @@ impl RotaryTable {
     }
 }
 
-/// Rotates the queries and keys of `qkv` by their positions, in place, and writes keys and values
-/// of `layer` into the cache.
+/// Rotates queries and keys by their positions; writes the queries to `queries`, and keys and
+/// values of `layer` into the cache.
 ///
 /// A row of `qkv[rows, (heads + 2 kv_heads) head_dim]` holds the query heads, the key heads, then
-/// the value heads. Element `i` of the first half of a head is rotated with element `i` of the
-/// second half, as Llama's checkpoints have it. All rows are stored before [`attention`] reads
-/// any: rows of one sequence in one batch see each other.
+/// the value heads; `queries` is `[rows, heads head_dim]`. Element `i` of the first half of a head
+/// is rotated with element `i` of the second half, as Llama's checkpoints have it. All rows are
+/// stored before [`attention`] reads any: rows of one sequence in one batch see each other.
 ///
 /// [`attention`]: super::attention
 ///
@@ -65,22 +65,19 @@ impl RotaryTable {
 /// When a length does not fit, a position has no block or no entry in the table, or the cache has
 /// another layout. Nothing is written then.
 pub fn rotate_and_store(
-    qkv: &mut [f32],
+    qkv: &[f32],
     rows: TokenRows<'_>,
     dims: AttentionDims,
     table: &RotaryTable,
     layer: usize,
     cache: &mut KvCache<'_>,
+    queries: &mut [f32],
 ) -> Result<()> {
     const KERNEL: &str = "rotate_and_store";
     dims.validate(KERNEL, layer, cache)?;
     rows.validate(KERNEL, cache)?;
-    check(
-        KERNEL,
-        "qkv",
-        qkv.len(),
-        rows.len().saturating_mul(dims.qkv_width()),
-    )?;
+    check(KERNEL, "qkv", qkv.len(), rows.len().saturating_mul(dims.qkv_width()))?;
+    check(KERNEL, "queries", queries.len(), rows.len().saturating_mul(dims.out_width()))?;
     if table.pairs * 2 != dims.head_dim {
         return Err(ExecutorError::Dimension {
             kernel: KERNEL,
@@ -91,21 +88,18 @@ pub fn rotate_and_store(
     }
     super::check_indices(KERNEL, "positions", rows.positions, table.positions)?;
     let block_tokens = cache.layout().block_tokens;
-    for (row, qkv) in qkv.chunks_exact_mut(dims.qkv_width()).enumerate() {
+    let batch = qkv.chunks_exact(dims.qkv_width()).zip(queries.chunks_exact_mut(dims.out_width()));
+    for (row, (qkv, queries)) in batch.enumerate() {
         let position = rows.positions[row] as usize;
         let (cosines, sines) = table.at(position);
-        let (rotated, values) = qkv.split_at_mut((dims.heads + dims.kv_heads) * dims.head_dim);
-        rotate(rotated, cosines, sines);
-        let keys = &rotated[dims.heads * dims.head_dim..];
-        let (block, slot) = (
-            rows.table(row)[position / block_tokens],
-            position % block_tokens,
-        );
-        let heads = keys
-            .chunks_exact(dims.head_dim)
-            .zip(values.chunks_exact(dims.head_dim));
+        let (heads, keys_and_values) = qkv.split_at(dims.out_width());
+        queries.copy_from_slice(heads);
+        rotate(queries, cosines, sines);
+        let (keys, values) = keys_and_values.split_at(dims.kv_heads * dims.head_dim);
+        let (block, slot) = (rows.table(row)[position / block_tokens], position % block_tokens);
+        let heads = keys.chunks_exact(dims.head_dim).zip(values.chunks_exact(dims.head_dim));
         for (head, (key, value)) in heads.enumerate() {
-            cache.store(layer, head, block, slot, key, value);
+            cache.store(layer, head, block, slot, rotated(key, cosines, sines), value);
         }
     }
     Ok(())
@@ -120,4 +114,12 @@ versioned! {
             }
         }
     }
+}
+
+/// The elements of one head, rotated.
+fn rotated<'a>(head: &'a [f32], cosines: &'a [f32], sines: &'a [f32]) -> impl Iterator<Item = f32> + 'a {
+    let (first, second) = head.split_at(cosines.len());
+    let pairs = first.iter().zip(second).zip(cosines).zip(sines);
+    let firsts = pairs.clone().map(|(((a, b), cos), sin)| a * cos - b * sin);
+    firsts.chain(pairs.map(|(((a, b), cos), sin)| b * cos + a * sin))
 }

@@ -128,7 +128,8 @@ pub fn run_policy<W: ReplayWorld>(
     let begun = stopwatch.as_ref().map(|stopwatch| stopwatch.now());
     let name = policy.name();
     let mut recorder = Recorder::new(scenario, setup.gmg.view());
-    let what_if = Timeline::new(setup.gmg.view(), Roofline::default(), Horizon::secs(2));
+    let mut setup = setup;
+    let what_if = Timeline::new(setup.gmg.publish(), Roofline::default(), Horizon::secs(2));
     let options = DriverOptions { stopwatch: stopwatch.clone(), ..DriverOptions::default() };
     let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options)?;
     driver.prefetch(setup.prefetch, &mut recorder)?;

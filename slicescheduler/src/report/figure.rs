@@ -29,14 +29,12 @@ impl<T> Figure<T> {
         Self { label, part: false, optional: false, text, compared: Some(value) }
     }
 
-    const fn part(mut self) -> Self {
-        self.part = true;
-        self
+    const fn part(label: &'static str, text: fn(&T) -> Option<String>, value: fn(&T) -> f64) -> Self {
+        Self { part: true, ..Self::compared(label, text, value) }
     }
 
-    const fn optional(mut self) -> Self {
-        self.optional = true;
-        self
+    const fn optional(label: &'static str, text: fn(&T) -> Option<String>) -> Self {
+        Self { optional: true, ..Self::plain(label, text) }
     }
 
     /// How many times the figure of `base` this is; [`None`] where that says nothing.
@@ -50,14 +48,13 @@ impl<T> Figure<T> {
 /// Every figure of a policy, in the order of tables.
 pub(super) const OF_POLICY: &[Figure<PolicySummary>] = &[
     Figure::compared("token throughput, tokens/s", |p| count(p.token_throughput), |p| p.token_throughput),
-    Figure::compared("input", |p| count(p.input_token_throughput), |p| p.input_token_throughput).part(),
-    Figure::compared("output", |p| count(p.output_token_throughput), |p| p.output_token_throughput).part(),
-    Figure::compared(
+    Figure::part("input", |p| count(p.input_token_throughput), |p| p.input_token_throughput),
+    Figure::part("output", |p| count(p.output_token_throughput), |p| p.output_token_throughput),
+    Figure::part(
         "FLOP-weighted, TFLOP/s",
         |p| count(p.flop_weighted_throughput),
         |p| p.flop_weighted_throughput,
-    )
-    .part(),
+    ),
     Figure::compared("goodput, tokens/s", |p| count(p.goodput), |p| p.goodput),
     Figure::plain("SLA violations, worst tenant", |p| share(p.sla_violation_rate)),
     Figure::plain("device busy share", |p| share(p.busy_share)),
@@ -71,8 +68,7 @@ pub(super) const OF_POLICY: &[Figure<PolicySummary>] = &[
     Figure::plain("simulated operators per ms", |p| count(p.sim_ops_per_ms)),
     Figure::plain("simulated entries per ms", |p| count(p.sim_entries_per_ms)),
     Figure::plain("replay time, s", |p| count(p.wall_s)),
-    Figure::plain("output tokens (hash)", |p| p.tokens_hash.as_deref().map(|hash| printable(hash, 16)))
-        .optional(),
+    Figure::optional("output tokens (hash)", |p| p.tokens_hash.as_deref().map(|hash| printable(hash, 16))),
 ];
 
 /// Every figure of a tenant, in the order of tables.

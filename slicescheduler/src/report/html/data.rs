@@ -107,7 +107,7 @@ fn write_run(out: &mut impl Write, run: &RunRecord, tenants: &Tenants<'_>, exten
     })?;
 
     let samples = peaks(&run.memory, devices.len(), extent.bins);
-    let largest = samples.iter().flatten().map(total).chain(devices.iter().map(|device| device.usable)).max();
+    let largest = samples.iter().flatten().map(|sample| total(sample)).chain(devices.iter().map(|device| device.usable)).max();
     let unit = largest.unwrap_or(0).div_ceil(100_000).max(1);
     write!(out, ",\"unit\":{unit},\"usable\":")?;
     list(out, devices, |out, device| write!(out, "{}", device.usable / unit))?;

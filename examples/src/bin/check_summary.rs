@@ -1,0 +1,78 @@
+//! Checks a `summary.json` of `replay` against what the project promises of `slice-fill`.
+//!
+//! Simulated runs: at least 1.8 times the tokens of `static` (input, output and FLOP-weighted each
+//! at least 0.98 times), not fewer than `idle-priority`, the worst tenant's violation rate at most
+//! 0.09 and at most 0.01 above that of `static`, no memory violation. Runs with real kernels: the
+//! same answers under every policy, and no memory violation.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use slicescheduler::report::{PolicySummary, Summary};
+
+fn main() -> ExitCode {
+    let Some(path) = std::env::args_os().nth(1) else {
+        eprintln!("usage: check-summary SUMMARY.json");
+        return ExitCode::from(2);
+    };
+    match read(Path::new(&path)) {
+        Ok(summary) => {
+            let checks = if summary.measured { measured(&summary) } else { simulated(&summary) };
+            for (what, holds) in &checks {
+                println!("{} {what}", if *holds { "ok    " } else { "FAILED" });
+            }
+            if checks.iter().all(|(_, holds)| *holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("error: {}: {error}", Path::new(&path).display());
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Summary, Box<dyn std::error::Error>> {
+    Ok(serde_json::from_str(&std::fs::read_to_string(path)?)?)
+}
+
+type Checks = Vec<(String, bool)>;
+
+fn find<'a>(summary: &'a Summary, name: &str) -> Option<&'a PolicySummary> {
+    summary.policies.iter().find(|policy| policy.name == name)
+}
+
+fn simulated(summary: &Summary) -> Checks {
+    let (Some(fixed), Some(idle), Some(fill)) =
+        (find(summary, "static"), find(summary, "idle-priority"), find(summary, "slice-fill"))
+    else {
+        return vec![("static, idle-priority and slice-fill were run".to_owned(), false)];
+    };
+    let mut checks = Checks::new();
+    let mut ratio = |what: &str, value: f64, base: f64, least: f64| {
+        let ratio = value / base;
+        checks.push((format!("{what}: {ratio:.3} of static, at least {least}"), ratio >= least));
+    };
+    ratio("tokens", fill.token_throughput, fixed.token_throughput, 1.8);
+    ratio("input tokens", fill.input_token_throughput, fixed.input_token_throughput, 0.98);
+    ratio("output tokens", fill.output_token_throughput, fixed.output_token_throughput, 0.98);
+    ratio("FLOP-weighted tokens", fill.flop_weighted_throughput, fixed.flop_weighted_throughput, 0.98);
+    let over_idle = fill.token_throughput / idle.token_throughput;
+    checks.push((format!("tokens: {over_idle:.3} of idle-priority, at least 1"), over_idle >= 1.0));
+    let (worst, base) = (fill.sla_violation_rate, fixed.sla_violation_rate);
+    checks.push((format!("worst tenant violates {worst:.4}, at most 0.09"), worst <= 0.09));
+    checks.push((format!("worst tenant violates {worst:.4}, at most 0.01 above {base:.4}"), worst <= base + 0.01));
+    checks.push((format!("memory violations {}", fill.memory_violations), fill.memory_violations == 0));
+    checks
+}
+
+fn measured(summary: &Summary) -> Checks {
+    let mut checks = Checks::new();
+    let hashes: Vec<_> = summary.policies.iter().map(|policy| policy.tokens_hash.as_deref()).collect();
+    let equal = hashes.iter().all(|hash| hash.is_some() && *hash == hashes[0]);
+    checks.push(("answers are equal under every policy".to_owned(), equal));
+    for policy in &summary.policies {
+        let violations = policy.memory_violations;
+        checks.push((format!("{}: memory violations {violations}", policy.name), violations == 0));
+        checks.push((format!("{}: tokens {:.0}/s", policy.name, policy.token_throughput), policy.token_throughput > 0.0));
+    }
+    checks
+}
