@@ -1,12 +1,15 @@
 //! What can go wrong while operators run.
 
+use slicescheduler_gmg::dtype::DType;
+use slicescheduler_gmg::id::{DeviceId, ModelId, RequestId};
+use slicescheduler_gmg::plan::WorldError;
 use slicescheduler_gmg::units::Bytes;
 use thiserror::Error;
 
 /// Result with this crate's error.
 pub type Result<T, E = ExecutorError> = std::result::Result<T, E>;
 
-/// The error of everything in this crate: kernels, arenas, lanes and the graph runner.
+/// The error of everything in this crate.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ExecutorError {
@@ -170,6 +173,179 @@ pub enum ExecutorError {
         /// The panic's message, if it had one.
         message: String,
     },
+    /// The two ends of a transfer differ in length.
+    #[error("a transfer from {from} to {to} is not possible; both ends must have the same length")]
+    TransferLength {
+        /// Length of the source.
+        from: Bytes,
+        /// Length of the destination.
+        to: Bytes,
+    },
+    /// The transport ended before it had moved everything.
+    #[error("the transport ended with {left} of a transfer of {size} not moved")]
+    TransportEnded {
+        /// Bytes that were not moved.
+        left: Bytes,
+        /// Bytes of the transfer.
+        size: Bytes,
+    },
+    /// A tensor that no kernel here can work on.
+    #[error("tensor {tensor:?} is {dtype} {shape}; {expected} is supported")]
+    UnsupportedTensor {
+        /// Its qualified name.
+        tensor: String,
+        /// Its element type.
+        dtype: DType,
+        /// Its shape, in words.
+        shape: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// A template lacks what the executor fills or reads, or has what it can not fill.
+    #[error("template {template:?} is not that of a decoder: {reason}")]
+    NotADecoder {
+        /// The template's name.
+        template: String,
+        /// What is missing, or too much.
+        reason: String,
+    },
+    /// No kernel is registered for an operator.
+    #[error("no kernel for {kind} of {dtype} elements, which operator {op:?} needs; register one")]
+    NoKernel {
+        /// The operator's qualified name.
+        op: String,
+        /// Its kind.
+        kind: String,
+        /// The element type that decides.
+        dtype: DType,
+    },
+    /// A kernel asks for an operand that its operator does not have.
+    #[error("operand {index} of the operator's {side} is not {expected}")]
+    NoOperand {
+        /// Inputs or outputs.
+        side: &'static str,
+        /// Which of them.
+        index: usize,
+        /// What the kernel asked for.
+        expected: &'static str,
+    },
+    /// The model of the graph has another template than the implementation given for it.
+    #[error("the implementation of {0} was made for another template; make both from the same Arc")]
+    OtherTemplate(ModelId),
+    /// A weight slot is too small for the packed weights.
+    #[error("{model} needs {needed} of weights on {device}, its slot has {slot}; enter it with packed weights")]
+    SlotTooSmall {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+        /// What the graph reserved.
+        slot: Bytes,
+        /// What would be right.
+        needed: Bytes,
+    },
+    /// The KV blocks of a device are too small for a model.
+    #[error("{model} needs KV blocks of {needed} for {tokens} tokens, those of {device} have {block}")]
+    KvBlockTooSmall {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+        /// Tokens in a block of the device.
+        tokens: u32,
+        /// Bytes of a block of the device.
+        block: Bytes,
+        /// What would be right.
+        needed: Bytes,
+    },
+    /// A region lies outside of the part of a device that it belongs in.
+    #[error("{what} at {offset} of {size} are not within {part_size} at {part_offset} of {device}")]
+    OutsidePart {
+        /// What the region is for.
+        what: &'static str,
+        /// Where.
+        device: DeviceId,
+        /// Where the region starts.
+        offset: Bytes,
+        /// Its size.
+        size: Bytes,
+        /// Where the part starts.
+        part_offset: Bytes,
+        /// Its size.
+        part_size: Bytes,
+    },
+    /// The weights of a model are not on the device that is to run it.
+    #[error("the weights of {model} were not loaded on {device}")]
+    NotLoaded {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+    },
+    /// Two lanes, or a lane and a transfer, were given the same bytes.
+    #[error("region at {offset} of {size} on {device} is in use by another lane or transfer")]
+    RegionInUse {
+        /// Where.
+        device: DeviceId,
+        /// Where the region starts.
+        offset: Bytes,
+        /// Its size.
+        size: Bytes,
+    },
+    /// Two lanes were given the same KV block.
+    #[error("KV block {block} of {device} is in use by another lane, or does not exist")]
+    BlockInUse {
+        /// Where.
+        device: DeviceId,
+        /// The block.
+        block: u32,
+    },
+    /// A job names a request whose prompt was not entered.
+    #[error("{0} has no prompt here; enter it before the first job that computes it")]
+    UnknownRequest(RequestId),
+    /// A prompt that can not be answered.
+    #[error("{request} has {prompt} tokens of prompt and at most {max_output} of output; both must be at least 1")]
+    EmptyRequest {
+        /// The request.
+        request: RequestId,
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Most output tokens.
+        max_output: u32,
+    },
+    /// A row of a batch does not fit what is known of its sequence.
+    #[error(
+        "a row of {request} ends at position {end} (emits: {emits}), {known} tokens are known; a row ends there at \
+         the latest, and there exactly if it emits"
+    )]
+    Row {
+        /// The request.
+        request: RequestId,
+        /// One past the row's last position.
+        end: u64,
+        /// Whether it gives an output token.
+        emits: bool,
+        /// Tokens of prompt and output so far.
+        known: usize,
+    },
+    /// A job's dims and rows say different things.
+    #[error("the job binds {symbol} to {bound}, its rows have {rows}")]
+    BatchDims {
+        /// The symbol.
+        symbol: &'static str,
+        /// What it is bound to.
+        bound: u64,
+        /// What the rows say.
+        rows: u64,
+    },
+    /// An entry's turn came before the operators ahead of it had run, because they were recalled.
+    #[error("operator {op} can not run, the job has come to operator {next}")]
+    NotReached {
+        /// The operator.
+        op: u32,
+        /// The job's next operator.
+        next: u32,
+    },
     /// An operator of the host failed.
     #[error("{operator} failed")]
     Operator {
@@ -179,4 +355,10 @@ pub enum ExecutorError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+}
+
+impl From<ExecutorError> for WorldError {
+    fn from(error: ExecutorError) -> Self {
+        Self::Other { message: error.to_string(), source: Some(Box::new(error)) }
+    }
 }

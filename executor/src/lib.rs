@@ -59,9 +59,14 @@
 //! ```
 
 pub mod arena;
+pub mod backend;
+pub mod cpu_world;
 pub mod error;
 pub mod kernels;
 pub mod lane;
+pub mod model;
+pub mod registry;
 pub mod runner;
+pub mod transport;
 
 pub use error::{ExecutorError, Result};

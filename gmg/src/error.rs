@@ -149,7 +149,7 @@ pub enum GmgError {
         job: JobId,
     },
     /// The source has no such weights.
-    #[error("{0:?} has no weights of {1} to copy")]
+    #[error("{0} has no weights of {1} to copy")]
     NoSource(Source, ModelId),
     /// Not enough memory.
     #[error("{device} has {available} of {what} left, {wanted} are wanted")]
@@ -184,8 +184,24 @@ pub enum GmgError {
         /// Where it was wanted.
         to: DeviceId,
     },
-    /// Earlier operators of the job are neither done nor queued on the same lane.
-    #[error("operators before {op} of {job} are neither done nor queued on {lane}")]
+    /// The job's sequences were released since it was first placed.
+    #[error("the sequence of {request} is not on {device} any more, where the iteration grew it; form a new one")]
+    SequenceGone {
+        /// The request.
+        request: RequestId,
+        /// Where its sequence was.
+        device: DeviceId,
+    },
+    /// A request that was begun cannot be rejected.
+    #[error("{request} was begun on {device}; only a waiting request can be rejected")]
+    RequestStarted {
+        /// The request.
+        request: RequestId,
+        /// Where its sequence lies.
+        device: DeviceId,
+    },
+    /// Earlier operators of the job are not done and will not go first on the same lane.
+    #[error("operators before {op} of {job} are neither done nor queued ahead of it on {lane}")]
     OutOfOrder {
         /// The job.
         job: JobId,

@@ -91,6 +91,11 @@ impl JobSpec {
         self
     }
 
+    /// The requests of the batch; some of them twice.
+    pub fn requests(&self) -> impl Iterator<Item = RequestId> + Clone + '_ {
+        self.rows.iter().map(|row| row.request).chain(self.growth.iter().map(|growth| growth.request))
+    }
+
     /// Blocks that the job reserves in all.
     pub fn new_blocks(&self) -> u64 {
         self.growth.iter().map(|growth| u64::from(growth.blocks)).sum()
@@ -117,7 +122,8 @@ pub enum OpState {
     Failed,
     /// Will never run.
     Cancelled,
-    /// Was running, or done with results, on a device that is gone.
+    /// Gone with its device: it was on a lane there, or done with results there, or its job had
+    /// memory there.
     Lost,
 }
 
@@ -141,15 +147,23 @@ pub enum StoredState {
 }
 
 impl StoredState {
+    /// True if the operator is on a lane.
+    pub fn is_on_lane(self) -> bool {
+        matches!(self, Self::Dispatched | Self::Running)
+    }
+
     /// True if `self -> next` is a transition that can happen to an operator.
+    ///
+    /// A recall takes back operators that had not begun although their run had; one that drops the
+    /// activations takes back finished ones as well.
     pub fn may_become(self, next: Self) -> bool {
         use StoredState::{Cancelled, Dispatched, Done, Failed, Lost, Pending, Running};
         matches!(
             (self, next),
-            (Pending, Dispatched | Cancelled)
-                | (Dispatched, Running | Done | Pending | Failed | Cancelled | Lost)
-                | (Running, Done | Failed | Lost)
-                | (Done, Lost)
+            (Pending, Dispatched | Cancelled | Lost)
+                | (Dispatched, Running | Done | Pending | Failed | Lost)
+                | (Running, Done | Pending | Failed | Lost)
+                | (Done, Pending | Lost)
                 | (Lost, Pending | Cancelled)
         )
     }
@@ -277,6 +291,9 @@ pub struct Job {
     pub segments: Segments,
     /// Its activations, from the placement of its first operator until it is done.
     pub arena: Option<(DeviceId, Region)>,
+    /// Where the sequences of its batch grew, once they did: at the placement of its first operator,
+    /// and not again when it starts over. [`None`] for a job without a batch.
+    pub kv_on: Option<DeviceId>,
     /// Jobs of [`JobSpec::after`] that are not done.
     pub waiting_for: u32,
     /// Jobs that wait for this one.
@@ -291,7 +308,7 @@ impl Job {
 
     /// True if some of its operators are on a lane.
     pub fn is_dispatched(&self) -> bool {
-        self.segments.iter().any(|s| matches!(s.state, StoredState::Dispatched | StoredState::Running))
+        self.segments.iter().any(|segment| segment.state.is_on_lane())
     }
 
     /// The operators that are done from the front: where a recalled job continues.

@@ -49,7 +49,7 @@ impl Snapshot {
             requests: Overlay::default(),
             next_request: self.0.next_request_id().0,
             jobs: Overlay::default(),
-            next_slot: self.0.slots() as u32,
+            slots: Slots { next: self.0.slots() as u32, taken: 0, freed: Vec::new() },
             lanes: Overlay::default(),
             memory: Overlay::default(),
             journal: Vec::new(),
@@ -116,6 +116,16 @@ fn replay(state: &mut State, delta: &Delta) {
     state.set_version(Version(state.version.0 + 1));
 }
 
+/// Which slots the branch gives to jobs: those freed in it, then the base's free ones, then new
+/// ones. So a job gets the id that the same delta would have given it on the live graph.
+#[derive(Debug)]
+struct Slots {
+    next: u32,
+    /// How many of the base's free slots are used up, counted from the one to be used first.
+    taken: usize,
+    freed: Vec<JobId>,
+}
+
 /// Entities that differ from the base. `None` means removed.
 type Overlay<K, V> = IdMap<K, Option<V>>;
 
@@ -127,7 +137,10 @@ enum Undo {
     Request(RequestId, Option<Option<Request>>),
     NextRequest(u64),
     Job(JobId, Option<Option<Box<Job>>>),
-    NextSlot(u32),
+    NextSlot,
+    TakenSlot,
+    FreedSlot,
+    ReusedSlot(JobId),
     Lane(LaneId, Option<Option<Lane>>),
     Memory(DeviceId, Option<Option<Box<DeviceMemory>>>),
 }
@@ -141,7 +154,7 @@ pub struct Branch {
     requests: Overlay<RequestId, Request>,
     next_request: u64,
     jobs: Overlay<JobId, Box<Job>>,
-    next_slot: u32,
+    slots: Slots,
     lanes: Overlay<LaneId, Lane>,
     memory: Overlay<DeviceId, Box<DeviceMemory>>,
     journal: Vec<Undo>,
@@ -205,7 +218,12 @@ impl Branch {
             Undo::Request(id, before) => put(&mut self.requests, id, before),
             Undo::NextRequest(next) => self.next_request = next,
             Undo::Job(id, before) => put(&mut self.jobs, id, before),
-            Undo::NextSlot(next) => self.next_slot = next,
+            Undo::NextSlot => self.slots.next -= 1,
+            Undo::TakenSlot => self.slots.taken -= 1,
+            Undo::FreedSlot => {
+                self.slots.freed.pop();
+            }
+            Undo::ReusedSlot(id) => self.slots.freed.push(id),
             Undo::Lane(id, before) => put(&mut self.lanes, id, before),
             Undo::Memory(id, before) => put(&mut self.memory, id, before),
         }
@@ -308,10 +326,19 @@ impl Store for Branch {
         self.requests.insert(id, None);
     }
     fn insert_job(&mut self, job: Job) -> JobId {
-        let id = JobId { slot: self.next_slot, generation: 0 };
-        self.remember(|branch| Undo::NextSlot(branch.next_slot));
+        let id = if let Some(id) = self.slots.freed.pop() {
+            self.remember(|_| Undo::ReusedSlot(id));
+            id
+        } else if let Some(id) = self.base.free_slot(self.slots.taken) {
+            self.slots.taken += 1;
+            self.remember(|_| Undo::TakenSlot);
+            id
+        } else {
+            self.slots.next += 1;
+            self.remember(|_| Undo::NextSlot);
+            JobId { slot: self.slots.next - 1, generation: 0 }
+        };
         self.remember(|branch| Undo::Job(id, branch.jobs.get(&id).cloned()));
-        self.next_slot += 1;
         self.jobs.insert(id, Some(Box::new(job)));
         id
     }
@@ -325,8 +352,13 @@ impl Store for Branch {
         self.jobs.get_mut(&id)?.as_deref_mut()
     }
     fn remove_job(&mut self, id: JobId) {
+        if self.job(id).is_none() {
+            return;
+        }
         self.remember(|branch| Undo::Job(id, branch.jobs.get(&id).cloned()));
         self.jobs.insert(id, None);
+        self.slots.freed.push(JobId { generation: id.generation.wrapping_add(1), ..id });
+        self.remember(|_| Undo::FreedSlot);
     }
     fn lane_mut(&mut self, id: LaneId) -> Option<&mut Lane> {
         let current = self.lane(id)?.clone();

@@ -110,10 +110,13 @@ impl State {
 
     /// The slot and generation that the next job gets.
     pub(crate) fn next_job(&self) -> JobId {
-        match self.free_slots.last() {
-            Some(&slot) => JobId { slot, generation: self.jobs[slot as usize].generation },
-            None => JobId { slot: self.jobs.len() as u32, generation: 0 },
-        }
+        self.free_slot(0).unwrap_or(JobId { slot: self.jobs.len() as u32, generation: 0 })
+    }
+
+    /// The id that a job gets in the `nth` free slot, counted from the one to be used first.
+    pub(crate) fn free_slot(&self, nth: usize) -> Option<JobId> {
+        let &slot = self.free_slots.iter().rev().nth(nth)?;
+        Some(JobId { slot, generation: self.jobs[slot as usize].generation })
     }
 
     pub(crate) fn statics_arc(&self) -> &Arc<Statics> {

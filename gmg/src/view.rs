@@ -52,22 +52,26 @@ impl Lane {
         self.queue.insert(at, entry);
     }
 
-    /// Takes `ops` of `job` off the queue; what is left of its entry stays.
-    pub(crate) fn remove(&mut self, job: JobId, ops: &Range<u32>) -> bool {
-        let Some(at) = self.queue.iter().position(|e| e.job == job && e.ops.start < ops.end && ops.start < e.ops.end)
-        else {
-            return false;
-        };
-        let entry = &mut self.queue[at];
-        if ops.start <= entry.ops.start {
-            entry.ops.start = ops.end.min(entry.ops.end);
-        } else {
-            entry.ops.end = ops.start;
+    /// Takes `ops` of `job` off the queue; what is left of its entries stays.
+    pub(crate) fn remove(&mut self, job: JobId, ops: &Range<u32>) {
+        let mut at = 0;
+        while let Some(entry) = self.queue.get_mut(at) {
+            let Range { start, end } = entry.ops;
+            if entry.job != job || end <= ops.start || ops.end <= start {
+                at += 1;
+            } else if start < ops.start {
+                let behind = LaneEntry { ops: ops.end..end, ..entry.clone() };
+                entry.ops.end = ops.start;
+                at += 1;
+                if ops.end < end {
+                    self.queue.insert(at, behind);
+                }
+            } else if ops.end < end {
+                entry.ops.start = ops.end;
+            } else {
+                self.queue.remove(at);
+            }
         }
-        if entry.ops.start >= entry.ops.end {
-            self.queue.remove(at);
-        }
-        true
     }
 }
 

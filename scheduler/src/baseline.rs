@@ -3,6 +3,7 @@
 use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::{DeviceId, TenantId};
 use slicescheduler_gmg::plan::{Event, Plan};
+use slicescheduler_gmg::tenant::Class;
 use slicescheduler_gmg::units::Bytes;
 
 use crate::batching::Iteration;
@@ -79,7 +80,7 @@ impl IdlePriority {
         let reserve = total_blocks(view, device) / OWNER_SHARE;
         let free = free_blocks(view, device);
         if view.owner(device).is_some_and(|owner| is_latency(view, owner)) && free < reserve {
-            reclaim(context, device, reserve - free, plan);
+            reclaim(context, device, Class::BestEffort, reserve - free, plan);
         }
         if run_owner(context, device, &mut self.scratch, plan).is_some() {
             return;
@@ -111,7 +112,7 @@ pub(crate) fn add_best_effort(residency: &mut Residency, tenants: &[TenantShape<
     for (models, &memory) in residency.iter_mut().zip(memory) {
         for (index, shape) in tenants.iter().enumerate() {
             let tenant = TenantId(index as u32);
-            let best_effort = shape.class == slicescheduler_gmg::tenant::Class::BestEffort;
+            let best_effort = shape.class == Class::BestEffort;
             if best_effort && !models.contains(&tenant) && fits(models, shape.weights, tenants, memory) {
                 models.push(tenant);
             }

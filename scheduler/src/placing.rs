@@ -2,6 +2,7 @@
 
 use slicescheduler_gmg::id::{DeviceId, LaneId, ReplicaId, TenantId};
 use slicescheduler_gmg::plan::{Action, BatchLimits, Event, Plan};
+use slicescheduler_gmg::tenant::Class;
 use slicescheduler_gmg::{GmgView, View};
 
 use crate::batching::Iteration;
@@ -75,27 +76,42 @@ pub(crate) fn run_owner(
     Some(replica.id)
 }
 
-/// Guests give back blocks when the owner of the device runs short: the youngest sequences of
-/// best-effort guests go first. Returns the blocks that were asked for.
-pub(crate) fn reclaim(context: &Context<'_>, device: DeviceId, mut wanted: u32, plan: &mut Plan) -> u32 {
+/// Blocks that earlier actions of the plan take from `replica`.
+pub(crate) fn promised_by(plan: &Plan, replica: ReplicaId) -> u32 {
+    let from = |action: &Action| match action {
+        Action::EvictSequences { replica: from, blocks } if *from == replica => *blocks,
+        _ => 0,
+    };
+    plan.actions.iter().map(from).sum()
+}
+
+/// Blocks of a device that will be free once the plan is carried out.
+pub(crate) fn free_blocks_after(context: &Context<'_>, device: DeviceId, plan: &Plan) -> u32 {
+    let on_device = |action: &Action| match action {
+        Action::EvictSequences { replica, blocks } => {
+            let there = context.demand.replica(*replica).is_some_and(|replica| replica.device == device);
+            if there { *blocks } else { 0 }
+        }
+        _ => 0,
+    };
+    free_blocks(context.view, device) + plan.actions.iter().map(on_device).sum::<u32>()
+}
+
+/// Guests of one class give back blocks to the owner of a device: the youngest sequences of replicas
+/// that have nothing under way. Returns the blocks that were asked for.
+pub(crate) fn reclaim(context: &Context<'_>, device: DeviceId, class: Class, wanted: u32, plan: &mut Plan) -> u32 {
     let (view, owner) = (context.view, context.view.owner(device));
     let mut asked = 0;
-    for latency in [false, true] {
-        for tenant in (0..view.tenants().len() as u32).map(TenantId) {
-            if wanted == 0 {
-                return asked;
-            }
-            if Some(tenant) == owner || is_latency(view, tenant) != latency {
-                continue;
-            }
-            let held = view.memory(device).map_or(0, |memory| memory.kv().used_by(tenant));
-            let Some(replica) = context.demand.replica_on(tenant, device).filter(|_| held > 0) else { continue };
-            if replica.in_flight {
-                continue;
-            }
-            let blocks = wanted.min(held);
+    for (tenant, described) in (0..).map(TenantId).zip(view.tenants()) {
+        if asked >= wanted || Some(tenant) == owner || described.class != class {
+            continue;
+        }
+        let held = view.memory(device).map_or(0, |memory| memory.kv().used_by(tenant));
+        let Some(replica) = context.demand.replica_on(tenant, device) else { continue };
+        let held = held.saturating_sub(promised_by(plan, replica.id));
+        if !replica.in_flight && held > 0 {
+            let blocks = held.min(wanted - asked);
             plan.actions.push(Action::EvictSequences { replica: replica.id, blocks });
-            wanted -= blocks;
             asked += blocks;
         }
     }

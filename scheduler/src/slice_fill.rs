@@ -27,11 +27,11 @@ use std::ops::Range;
 use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId};
 use slicescheduler_gmg::plan::{Action, BatchLimits, Event, Forecast, Plan, Rank, Work};
-use slicescheduler_gmg::tenant::LendingMode;
+use slicescheduler_gmg::tenant::{Class, LendingMode};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use crate::batching::Iteration;
-use crate::placing::{free_blocks, lane_of, total_blocks, touched};
+use crate::placing::{free_blocks_after, is_latency, lane_of, owner_replica, promised_by, reclaim, total_blocks, touched};
 use crate::policy::{Context, Policy, Residency, TenantShape};
 use crate::slice_fill::candidates::Candidates;
 
@@ -41,6 +41,8 @@ pub struct SliceFillOptions {
     /// Slack that is never lent: room for prompts that arrive and for forecasts that are wrong, as
     /// a share of the time to first token, in percent.
     pub reserve_percent: u64,
+    /// The pace of a paced answer, as a share of its time per output token, in percent.
+    pub pace_percent: u64,
     /// The shortest slice worth starting in.
     pub min_slice: Nanos,
     /// Most tokens of a guest's iteration, so that its longest operator stays near the window that
@@ -58,6 +60,7 @@ impl Default for SliceFillOptions {
     fn default() -> Self {
         Self {
             reserve_percent: 25,
+            pace_percent: 95,
             min_slice: Nanos::ms(1),
             guest_tokens: 512,
             owner_blocks_percent: 8,
@@ -66,6 +69,12 @@ impl Default for SliceFillOptions {
         }
     }
 }
+
+/// Blocks that a sequence may grow by until guests have given way.
+const GROWTH_BLOCKS: u32 = 4;
+
+/// Blocks that prompts of one iteration need, with room for a second.
+const PROMPT_BLOCKS: u32 = 256;
 
 /// What a device remembers between events.
 #[derive(Clone, Debug, Default)]
@@ -92,6 +101,8 @@ struct Candidate {
     rank: Rank,
     /// When its most urgent token is due.
     due: Nanos,
+    /// When its most urgent token has to come for the mean time per output token.
+    pace: Nanos,
     /// True if it should run at once: it computes a prompt, or its owner does not lend its slack.
     at_once: bool,
 }
@@ -123,9 +134,14 @@ impl SliceFill {
         self.questions
     }
 
+    /// Blocks that guests leave to the owner of a device: its share, and never less than what its
+    /// sequences may grow by and an iteration of new prompts needs before guests have given way.
     fn reserve_blocks(&self, context: &Context<'_>, device: DeviceId) -> u32 {
         let total = u64::from(total_blocks(context.view, device));
-        (total * u64::from(self.options.owner_blocks_percent) / 100) as u32
+        let share = (total * u64::from(self.options.owner_blocks_percent) / 100) as u32;
+        let owner = owner_replica(context.view, context.demand, device);
+        let running = owner.filter(|owner| is_latency(context.view, owner.id.tenant)).map_or(0, |owner| owner.running);
+        share.max(running * GROWTH_BLOCKS + PROMPT_BLOCKS).min(total as u32)
     }
 
     /// Keeps the table of recalled jobs true.
@@ -226,25 +242,40 @@ impl SliceFill {
         }
     }
 
-    /// Guests give back blocks when they left the owner too few.
+    /// Guests give back blocks when they left a latency-sensitive owner too few. A best-effort owner
+    /// stops to admit instead until its own sequences have ended.
     fn keep_reserve(&mut self, context: &Context<'_>, device: DeviceId, plan: &mut Plan) {
-        let (free, reserve) = (free_blocks(context.view, device), self.reserve_blocks(context, device));
-        if free >= reserve / 2 {
-            return;
+        let free = free_blocks_after(context, device, plan);
+        let reserve = self.reserve_blocks(context, device);
+        let sensitive = context.view.owner(device).is_some_and(|owner| is_latency(context.view, owner));
+        if sensitive && free < reserve - reserve / 4 {
+            self.make_room(context, device, reserve - free, plan);
         }
+    }
+
+    /// Lets guests give back `wanted` blocks of a device: best-effort ones that have nothing under way,
+    /// then those whose recalled jobs can be given up, and where no best-effort guest is left to
+    /// recall, latency-sensitive ones. Returns the blocks that they give.
+    fn make_room(&mut self, context: &Context<'_>, device: DeviceId, wanted: u32, plan: &mut Plan) -> u32 {
+        let mut given = reclaim(context, device, Class::BestEffort, wanted, plan);
         let owner = context.view.owner(device);
-        let wanted = reserve - free;
-        if crate::placing::reclaim(context, device, wanted, plan) >= wanted {
-            return;
-        }
-        let state = &mut self.devices[device.index()];
-        let given_up =
-            |suspended: &Suspended| suspended.rank < Rank::GuestLatency && Some(suspended.replica.tenant) != owner;
-        for suspended in state.suspended.iter().filter(|suspended| given_up(suspended)) {
+        self.devices[device.index()].suspended.retain(|suspended| {
+            let best_effort_guest = suspended.rank == Rank::GuestBestEffort && Some(suspended.replica.tenant) != owner;
+            if given >= wanted || !best_effort_guest {
+                return true;
+            }
+            let tenant = suspended.replica.tenant;
+            let held = context.view.memory(device).map_or(0, |memory| memory.kv().used_by(tenant));
+            let blocks = held.saturating_sub(promised_by(plan, suspended.replica)).min(wanted - given);
             plan.actions.push(Action::Cancel { job: suspended.job });
-            plan.actions.push(Action::EvictSequences { replica: suspended.replica, blocks: wanted });
+            plan.actions.push(Action::EvictSequences { replica: suspended.replica, blocks });
+            given += blocks;
+            false
+        });
+        if given < wanted && !runs_guest(context, device) {
+            given += reclaim(context, device, Class::LatencySensitive, wanted - given, plan);
         }
-        state.suspended.retain(|suspended| !given_up(suspended));
+        given
     }
 
     /// Work whose latest start has come takes the lane from its guest.
@@ -265,6 +296,12 @@ impl SliceFill {
             }
         }
     }
+}
+
+/// True if a best-effort guest is on the device's lane.
+fn runs_guest(context: &Context<'_>, device: DeviceId) -> bool {
+    let lane = context.view.lane(lane_of(device));
+    lane.is_some_and(|lane| lane.queue().iter().any(|entry| entry.rank == Rank::GuestBestEffort))
 }
 
 impl Policy for SliceFill {

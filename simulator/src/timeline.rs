@@ -12,7 +12,8 @@
 //!
 //! **What is assumed.** Work that was cut goes on as soon as its lane has nothing of a higher rank.
 //! What should have ended by now and was not reported ends now. Continuations submit at once.
-//! A recall that was ordered and not yet reported is unknown here.
+//! Work is dispatched at the time of the latest report: who plans at another time reports a timer
+//! first. A recall that was ordered and not yet reported is unknown here.
 
 mod lanes;
 mod mirror;
@@ -34,7 +35,7 @@ use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_gmg::{GmgView, Snapshot, View};
 
 use crate::cost::CostModel;
-use mirror::Mirror;
+use mirror::{JobMirror, Mirror};
 use scratch::Scratch;
 use simulation::Simulation;
 
@@ -78,13 +79,7 @@ impl Timeline {
 
     /// The forecast of the graph behind `view`.
     pub fn of(view: View<'_>, cost: Arc<dyn CostModel>, horizon: Horizon) -> Self {
-        Self {
-            mirror: Mirror::new(view, cost),
-            scratch: Scratch::default(),
-            horizon,
-            window: Nanos::ZERO,
-            kept: None,
-        }
+        Self { mirror: Mirror::new(view, cost), scratch: Scratch::default(), horizon, window: Nanos::ZERO, kept: None }
     }
 
     /// Says that it is `now`. What the graph calls dispatched without saying when is taken to be
@@ -141,11 +136,19 @@ impl Timeline {
     /// # Errors
     /// When an action names something that does not exist, or cannot be carried out.
     pub fn ask(&mut self, actions: &[Action]) -> Result<Outcome, WhatIfError> {
+        if self.mirror.follow_costs() {
+            self.kept = None;
+        }
         let mut all = actions.to_vec();
-        let now = self.mirror.clock;
         self.place_the_rest(&mut all);
+        self.simulate(&all)
+    }
+
+    /// What would happen to the whole cluster.
+    fn simulate(&mut self, actions: &[Action]) -> Result<Outcome, WhatIfError> {
+        let now = self.mirror.clock;
         let mut outcome = Outcome::default();
-        let mut simulation = Simulation::new(&self.mirror, &mut self.scratch, &all, now, self.window);
+        let mut simulation = Simulation::new(&self.mirror, &mut self.scratch, actions, now, self.window);
         simulation.add_all_lanes();
         simulation.carry_out_actions()?;
         simulation.run(now + self.horizon.0, &mut []);
@@ -155,11 +158,13 @@ impl Timeline {
 
     /// What happens without any action. Computed once per version.
     pub fn forecast(&mut self) -> &Forecast {
-        let current = self.kept.take().filter(|kept| {
-            (kept.forecast.version, kept.forecast.now) == (self.mirror.version, self.mirror.clock)
-        });
-        // Without actions there is nothing to refuse but unplaced work, which is left out then.
-        let kept = current.or_else(|| self.ask(&[]).ok()).unwrap_or_default();
+        let current = self
+            .kept
+            .take()
+            .filter(|kept| (kept.forecast.version, kept.forecast.now) == (self.mirror.version, self.mirror.clock));
+        // Nothing can be refused but unplaced work whose home cannot take it; it is left out then.
+        let all = |timeline: &mut Self| timeline.ask(&[]).or_else(|_| timeline.simulate(&[])).unwrap_or_default();
+        let kept = current.unwrap_or_else(|| all(self));
         &self.kept.insert(kept).forecast
     }
 
@@ -208,33 +213,45 @@ impl Timeline {
         Some(Slack::between(finish, asked.due(token)))
     }
 
-    /// Appends what nobody has placed: it runs at home, behind everything else of its rank.
+    /// Appends what nobody has placed: it runs at home, behind everything else of its rank, and
+    /// behind the jobs that it waits for.
     fn place_the_rest(&self, actions: &mut Vec<Action>) {
-        for job in self.mirror.jobs() {
-            let queued = self.mirror.lanes.iter().flat_map(|lane| &lane.entries);
-            let mut placed: Vec<_> =
-                queued.filter(|entry| entry.job == job.id).map(|entry| entry.ops.clone()).collect();
-            placed.extend(actions.iter().filter_map(|action| match action {
-                Action::Run { work: Work::Existing { job: other, ops }, .. } if *other == job.id => Some(ops.clone()),
-                _ => None,
-            }));
-            placed.sort_unstable_by_key(|ops| ops.start);
-            let home = job.arena.map(|(device, _)| device).or_else(|| self.mirror.home(job.spec.model));
-            let Some(device) = home else { continue };
-            let rank = self.mirror.rank(job.spec.model, device);
-            let lane = job.lane.filter(|lane| lane.device == device).unwrap_or(LaneId::new(device, 0));
-            let mut place = |ops: std::ops::Range<u32>| {
-                if ops.start < ops.end {
-                    actions.push(Action::Run { work: Work::Existing { job: job.id, ops }, lane, rank });
-                }
-            };
-            let mut next = job.progress;
-            for ops in placed {
-                place(next..ops.start);
-                next = next.max(ops.end);
+        let mut left: Vec<_> = self.mirror.jobs().filter(|job| job.alive && job.progress < job.op_count()).collect();
+        while !left.is_empty() {
+            let waiting: Vec<_> = left.iter().map(|job| job.id).collect();
+            let blocked = |job: &&JobMirror| job.spec.after.iter().any(|other| waiting.contains(other));
+            let (mut rest, mut next): (Vec<_>, Vec<_>) = left.into_iter().partition(blocked);
+            if next.is_empty() {
+                std::mem::swap(&mut rest, &mut next);
             }
-            place(next..job.op_count());
+            next.into_iter().for_each(|job| self.place_at_home(job, actions));
+            left = rest;
         }
+    }
+
+    fn place_at_home(&self, job: &JobMirror, actions: &mut Vec<Action>) {
+        let queued = self.mirror.lanes.iter().flat_map(|lane| &lane.entries);
+        let mut placed: Vec<_> = queued.filter(|entry| entry.job == job.id).map(|entry| entry.ops.clone()).collect();
+        placed.extend(actions.iter().filter_map(|action| match action {
+            Action::Run { work: Work::Existing { job: other, ops }, .. } if *other == job.id => Some(ops.clone()),
+            _ => None,
+        }));
+        placed.sort_unstable_by_key(|ops| ops.start);
+        let home = job.arena.map(|(device, _)| device).or_else(|| self.mirror.home(job.spec.model));
+        let Some(device) = home else { return };
+        let rank = self.mirror.rank(job.spec.model, device);
+        let lane = job.lane.filter(|lane| lane.device == device).unwrap_or(LaneId::new(device, 0));
+        let mut place = |ops: std::ops::Range<u32>| {
+            if ops.start < ops.end {
+                actions.push(Action::run(job.id, ops, lane).with_rank(rank));
+            }
+        };
+        let mut next = job.progress;
+        for ops in placed {
+            place(next..ops.start);
+            next = next.max(ops.end);
+        }
+        place(next..job.op_count());
     }
 }
 
@@ -250,6 +267,7 @@ impl WhatIf for Timeline {
             return Err(WhatIfError::Gap { seen, next: applied.version });
         }
         self.kept = None;
+        self.mirror.follow_costs();
         self.mirror.observe(applied, view, &mut self.scratch.engine);
         Ok(())
     }
@@ -257,6 +275,9 @@ impl WhatIf for Timeline {
     /// O(work on the lanes that are simulated), as the [module](self) says.
     fn what_if(&mut self, now: Nanos, question: Question<'_>, answer: &mut Forecast) -> Result<(), WhatIfError> {
         let Question { actions, continuations, horizon } = question;
+        if self.mirror.follow_costs() {
+            self.kept = None;
+        }
         let mut simulation = Simulation::new(&self.mirror, &mut self.scratch, actions, now, self.window);
         if actions.is_empty() && continuations.is_empty() {
             simulation.add_all_lanes();

@@ -199,10 +199,10 @@ impl SimWorld {
             Source::Host => Endpoint::Host(target.node),
         };
         let bytes = view.model(model).ok_or(WorldError::NoSuchModel(model))?.weights;
-        let route = self.cluster.route(from, Endpoint::Device(device)).ok_or(WorldError::Other {
-            message: format!("there is no route from {from} to {device}"),
-            source: None,
-        })?;
+        let route = self
+            .cluster
+            .route(from, Endpoint::Device(device))
+            .ok_or(WorldError::Other { message: format!("there is no route from {from} to {device}"), source: None })?;
         let latency = route.latency(&self.cluster);
         self.transfers.start(&self.cluster, self.now, (model, device), bytes, route.links(), latency);
         self.schedule_transfer();

@@ -1,13 +1,15 @@
 //! Differential: the event engine against a reference that knows no events. The reference ticks
 //! every nanosecond, keeps operators and no macro-operators, and looks at everything every time.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use proptest::prelude::*;
 
 use slicescheduler_gmg::memory::ByteKind;
 use slicescheduler_gmg::plan::Rank;
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 use slicescheduler_simulator::cost::JobCost;
-use slicescheduler_simulator::engine::{Engine, Hold, MemoryState, Node, NodeRef};
+use slicescheduler_simulator::engine::{DeviceRef, Engine, Hold, MemoryState, Node, NodeRef};
 
 const RANKS: [Rank; 4] = [Rank::GuestBestEffort, Rank::OwnerBestEffort, Rank::GuestLatency, Rank::OwnerLatency];
 const LANES: usize = 3;
@@ -78,15 +80,13 @@ impl Reference<'_> {
                 }
             }
         }
-        let begun = |this: &Self, item: usize, latency: u64| {
-            this.times[item].start.is_some_and(|s| s + latency < t) && this.times[item].finish.is_none()
+        let moves = |item: &usize| match self.items[*item].work {
+            Work::Transfer(_, latency) => {
+                self.times[*item].start.is_some_and(|s| s + latency < t) && self.times[*item].finish.is_none()
+            }
+            Work::Operators(..) => false,
         };
-        let transfers: Vec<_> = (0..self.items.len())
-            .filter_map(|item| match self.items[item].work {
-                Work::Transfer(_, latency) if begun(self, item, latency) => Some(item),
-                _ => None,
-            })
-            .collect();
+        let transfers: Vec<_> = (0..self.items.len()).filter(moves).collect();
         for &item in &transfers {
             let rate = u128::from(LINK / transfers.len() as u64);
             self.left[item] = self.left[item].saturating_sub(rate);
@@ -153,6 +153,11 @@ fn by_ticking(items: &[Item], end: u64) -> (Vec<Times>, u64, Option<(u64, u64)>)
     (reference.times, reference.peak, reference.shortage)
 }
 
+/// The one device of every engine here: the first that is added.
+fn device() -> DeviceRef {
+    Engine::default().add_device(MemoryState::of(Bytes(USABLE)))
+}
+
 /// Adds the items to the engine; with `expand`, every operator as a node of its own. Returns the
 /// first and the last node of each item.
 fn add(engine: &mut Engine, items: &[Item], expand: bool) -> Vec<(NodeRef, NodeRef)> {
@@ -169,12 +174,19 @@ fn add(engine: &mut Engine, items: &[Item], expand: bool) -> Vec<(NodeRef, NodeR
                 let cost = engine.add_cost(JobCost::from_block(&block, *repeat));
                 let count = block.len() as u32 * repeat;
                 let node = |ops| Node::operators(lanes[*lane], cost, ops).rank(RANKS[*rank]).release(release);
-                let pieces: Vec<_> = if expand { (0..count).map(|op| op..op + 1).collect() } else { vec![0..count] };
+                let length = if expand { 1 } else { count };
+                let pieces: Vec<_> = (0..count / length).map(|op| op * length..(op + 1) * length).collect();
                 let mut ends = None;
                 for (position, ops) in pieces.iter().enumerate() {
                     let added = engine.add(node(ops.clone()));
                     let (taken, freed) = item.bytes;
-                    engine.hold(added, hold(if position == 0 { taken } else { 0 }, if position + 1 == pieces.len() { freed } else { 0 }));
+                    engine.hold(
+                        added,
+                        hold(
+                            if position == 0 { taken } else { 0 },
+                            if position + 1 == pieces.len() { freed } else { 0 },
+                        ),
+                    );
                     ends = Some((ends.map_or(added, |(first, _)| first), added));
                 }
                 ends.unwrap()
@@ -204,9 +216,7 @@ fn by_events(engine: &mut Engine, items: &[Item], expand: bool) -> (Vec<Times>, 
             finish: engine.ran(last).map(|ran| ran.finish.get()),
         })
         .collect();
-    // The one device is the first.
-    let mut probe = Engine::default();
-    let device = probe.add_device(MemoryState::of(Bytes(USABLE)));
+    let device = device();
     let shortage = engine.shortage(device).map(|shortage| (shortage.at.get(), shortage.bytes.get()));
     (times, engine.peak(device).get(), shortage)
 }

@@ -1,5 +1,7 @@
 //! Golden cases of the event engine, calculated by hand.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 use slicescheduler_gmg::memory::ByteKind;
 use slicescheduler_gmg::plan::{Rank, Shortage};
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};

@@ -452,6 +452,7 @@ impl<W: World> Driver<W> {
             let kv = view.memory(lane.device).map(|memory| memory.kv());
             if kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(replica.tenant)) {
                 self.counters.memory_violations += 1;
+                if std::env::var_os("SLICE_DEBUG").is_some() { eprintln!("VIOLATION {} {rank:?} {replica} {lane} {limits:?} preempted {} short {} free {} used_by_owner {} waiting {:?}", self.now, plan.preempted, plan.short_of_blocks, kv.map_or(0,|k|k.free_blocks()), kv.map_or(0,|k|k.used_by(replica.tenant)), batcher.waiting().front().map(|s|(s.tokens(), s.produced))); }
             }
         }
         self.release(&mut preempted)?;

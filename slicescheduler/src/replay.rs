@@ -149,6 +149,7 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
     };
     match name {
         "reserve_percent" => options.reserve_percent = whole(100)?,
+        "pace_percent" => options.pace_percent = whole(100)?,
         "min_slice_us" => options.min_slice = Nanos::us(whole(1_000_000)?),
         "guest_tokens" => options.guest_tokens = whole(i64::from(u32::MAX))?.max(1) as u32,
         "owner_blocks_percent" => options.owner_blocks_percent = whole(100)? as u32,
@@ -161,7 +162,7 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
             OptionValue::Text(mode) if mode == "slo_slack" => options.lending = Some(LendingMode::SloSlack),
             _ => return Err("\"strict\" or \"slo_slack\" is expected"),
         },
-        _ => return Err("known are reserve_percent, min_slice_us, guest_tokens, owner_blocks_percent, overflow, lending"),
+        _ => return Err("known are reserve_percent, pace_percent, min_slice_us, guest_tokens, owner_blocks_percent, overflow, lending"),
     }
     Ok(())
 }

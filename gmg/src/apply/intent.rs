@@ -35,6 +35,7 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
         Intent::LoadWeights { model, device, source } => load_weights(store, *model, *device, *source),
         Intent::EvictWeights { model, device } => evict_weights(store, *model, *device),
         Intent::ReserveExternal { device, bytes } => {
+            usable_device(store, *device)?;
             memory(store, *device)?.reserve_external(*bytes);
             Ok(Effect::None)
         }
@@ -64,8 +65,9 @@ fn usable_device<S: Store>(store: &S, device: DeviceId) -> Result<&DeviceMemory,
 }
 
 fn lay_out<S: Store>(store: &mut S, device: DeviceId, layout: DeviceLayout) -> Result<Effect, GmgError> {
-    let used = usable_device(store, device)?.ledger().total();
-    if !used.is_zero() {
+    let memory_now = usable_device(store, device)?;
+    let used = memory_now.ledger().total();
+    if !used.is_zero() || !memory_now.kv().is_empty() {
         return Err(GmgError::DeviceInUse(device, used));
     }
     let capacity = store.cluster().devices()[device.index()].spec.memory;
@@ -152,6 +154,7 @@ fn submit_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>) -> Result<Effect, Gm
         template,
         segments,
         arena: None,
+        kv_on: None,
         waiting_for: unfinished.len() as u32,
         dependents: SmallVec::new(),
     });
@@ -163,8 +166,28 @@ fn submit_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>) -> Result<Effect, Gm
     Ok(Effect::Job(id))
 }
 
-/// Why a job of `spec` that holds nothing yet cannot be placed on `lane`.
+/// Why a job of `spec` that was not placed before cannot be placed on `lane`.
 pub(crate) fn refuse_placement<S: Store>(store: &S, spec: &JobSpec, lane: LaneId) -> Result<(), GmgError> {
+    let memory = refuse_activations(store, spec, lane)?;
+    let device = lane.device;
+    let wanted = spec.new_blocks();
+    if wanted > u64::from(memory.kv().free_blocks()) {
+        let block = memory.layout().kv_block;
+        let available = block.times(u64::from(memory.kv().free_blocks()));
+        return Err(GmgError::NoMemory { device, what: "KV blocks", wanted: block.times(wanted), available });
+    }
+    for request in spec.requests() {
+        let found = store.request(request).filter(|found| !found.state.is_final());
+        let found = found.ok_or(GmgError::NoSuchRequest(request))?;
+        if let Some(on) = found.device.filter(|&on| on != device) {
+            return Err(GmgError::SequenceElsewhere { request, on, to: device });
+        }
+    }
+    Ok(())
+}
+
+/// Why a job of `spec` that has no activations cannot get them for `lane`.
+fn refuse_activations<'s, S: Store>(store: &'s S, spec: &JobSpec, lane: LaneId) -> Result<&'s DeviceMemory, GmgError> {
     let model = store.model(spec.model).ok_or(GmgError::NoSuchModel(spec.model))?;
     model.template.check_binding(&spec.binding)?;
     store.lane(lane).ok_or(GmgError::NoSuchLane(lane))?;
@@ -176,18 +199,22 @@ pub(crate) fn refuse_placement<S: Store>(store: &S, spec: &JobSpec, lane: LaneId
     if wanted > available {
         return Err(GmgError::NoMemory { device, what: "activations", wanted, available });
     }
-    let wanted = spec.new_blocks();
-    if wanted > u64::from(memory.kv().free_blocks()) {
-        let block = memory.layout().kv_block;
-        let available = block.times(u64::from(memory.kv().free_blocks()));
-        return Err(GmgError::NoMemory { device, what: "KV blocks", wanted: block.times(wanted), available });
-    }
-    for growth in &spec.growth {
-        let request = growth.request;
-        let found = store.request(request).filter(|found| !found.state.is_final());
-        let found = found.ok_or(GmgError::NoSuchRequest(request))?;
-        if let Some(on) = found.device.filter(|&on| on != device) {
-            return Err(GmgError::SequenceElsewhere { request, on, to: device });
+    Ok(memory)
+}
+
+/// Why a job whose batch was reserved before, and which left its lane since, cannot go on: its
+/// sequences must be as it left them.
+fn refuse_sequences<S: Store>(store: &S, spec: &JobSpec, reserved: DeviceId, to: DeviceId) -> Result<(), GmgError> {
+    for request in spec.requests() {
+        match store.request(request).filter(|found| !found.state.is_final()) {
+            None => return Err(GmgError::NoSuchRequest(request)),
+            Some(found) if found.device != Some(reserved) => {
+                return Err(GmgError::SequenceGone { request, device: reserved });
+            }
+            Some(_) if reserved != to => {
+                return Err(GmgError::SequenceElsewhere { request, on: reserved, to });
+            }
+            Some(_) => {}
         }
     }
     Ok(())
@@ -215,8 +242,16 @@ fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, r
         StoredState::Dispatched | StoredState::Running => segment.lane == Some(lane),
         _ => false,
     });
-    if !in_order {
+    let on_lane = job.is_dispatched();
+    let overtakes = on_lane
+        && store.lane(lane).is_some_and(|lane| {
+            lane.queue().iter().any(|entry| entry.job == id && entry.ops.start < ops.start && entry.rank < rank)
+        });
+    if !in_order || overtakes {
         return Err(GmgError::OutOfOrder { job: id, op: ops.start, lane });
+    }
+    if let Some(reserved) = job.kv_on.filter(|_| !on_lane) {
+        refuse_sequences(store, &job.spec, reserved, lane.device)?;
     }
     match job.arena {
         Some((on, _)) if on != lane.device => {
@@ -230,7 +265,10 @@ fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, r
             }
         }
         None => {
-            refuse_placement(store, &job.spec, lane)?;
+            match job.kv_on {
+                None => refuse_placement(store, &job.spec, lane)?,
+                Some(_) => refuse_activations(store, &job.spec, lane).map(|_| ())?,
+            }
             let spec = job.spec.clone();
             let bytes = job.template.activation_bytes(&spec.binding);
             reserve(store, id, &spec, bytes, lane.device);
@@ -248,24 +286,36 @@ fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, r
     Ok(Effect::None)
 }
 
-/// Reserves what [`refuse_placement`] found to fit.
+/// Reserves what was found to fit: activations, and at the first placement the batch.
 fn reserve<S: Store>(store: &mut S, id: JobId, spec: &JobSpec, activations: Bytes, device: DeviceId) {
-    let tenant = store.model(spec.model).map_or(TenantId(0), |model| model.tenant);
-    let mut region = None;
-    if let Some(memory) = store.memory_mut(device) {
-        region = memory.reserve_arena(activations);
-        for growth in &spec.growth {
-            memory.grow_kv(growth.request, tenant, growth.blocks);
-        }
+    let region = store.memory_mut(device).and_then(|memory| memory.reserve_arena(activations));
+    let Some(job) = store.job_mut(id) else { return };
+    job.arena = region.map(|region| (device, region));
+    let has_batch = !(spec.rows.is_empty() && spec.growth.is_empty());
+    if has_batch && job.kv_on.is_none() {
+        job.kv_on = Some(device);
+        reserve_batch(store, spec, device);
     }
-    for growth in &spec.growth {
-        if let Some(request) = store.request_mut(growth.request) {
+}
+
+/// Grows the sequences of a batch on `device`. A request that has none there begins one, if only an
+/// empty one, so that whatever befalls the device reaches it.
+fn reserve_batch<S: Store>(store: &mut S, spec: &JobSpec, device: DeviceId) {
+    let tenant = store.model(spec.model).map_or(TenantId(0), |model| model.tenant);
+    for request in spec.requests() {
+        if store.request(request).is_some_and(|request| request.device.is_none())
+            && let Some(request) = store.request_mut(request)
+        {
             request.state = RequestState::Running;
             request.device = Some(device);
         }
     }
-    if let Some(job) = store.job_mut(id) {
-        job.arena = region.map(|region| (device, region));
+    let Some(memory) = store.memory_mut(device) else { return };
+    for request in spec.requests() {
+        memory.grow_kv(request, tenant, 0);
+    }
+    for growth in &spec.growth {
+        memory.grow_kv(growth.request, tenant, growth.blocks);
     }
 }
 
@@ -273,7 +323,7 @@ fn cancel<S: Store>(store: &mut S, id: JobId) -> Result<Effect, GmgError> {
     let job = store.job_mut(id).ok_or(GmgError::NoSuchJob(id))?;
     let count = job.op_count();
     job.segments.update(0..count, |segment| {
-        if segment.state.may_become(StoredState::Cancelled) && segment.state != StoredState::Dispatched {
+        if segment.state.may_become(StoredState::Cancelled) {
             segment.state = StoredState::Cancelled;
         }
     });
@@ -285,8 +335,8 @@ fn cancel<S: Store>(store: &mut S, id: JobId) -> Result<Effect, GmgError> {
 
 fn retire<S: Store>(store: &mut S, id: JobId) -> Result<Effect, GmgError> {
     let job = store.job(id).ok_or(GmgError::NoSuchJob(id))?;
-    let live = |state| matches!(state, StoredState::Pending | StoredState::Dispatched | StoredState::Running);
-    if job.segments.iter().any(|segment| live(segment.state)) {
+    let may_run = |state: StoredState| state == StoredState::Pending || state.is_on_lane();
+    if job.segments.iter().any(|segment| may_run(segment.state)) {
         return Err(GmgError::NotFinished(id));
     }
     free_activations(store, id);
@@ -299,7 +349,7 @@ fn refuse_request_in_use<S: Store>(store: &S, request: RequestId, device: Device
     for index in 0..lanes {
         let Some(lane) = store.lane(LaneId::new(device, index)) else { continue };
         for entry in lane.queue() {
-            let uses = store.job(entry.job).is_some_and(|job| job.spec.rows.iter().any(|row| row.request == request));
+            let uses = store.job(entry.job).is_some_and(|job| job.spec.requests().any(|used| used == request));
             if uses {
                 return Err(GmgError::RequestInUse { request, job: entry.job });
             }
@@ -321,13 +371,14 @@ fn retire_request<S: Store>(store: &mut S, id: RequestId) -> Result<Effect, GmgE
 }
 
 fn reject<S: Store>(store: &mut S, id: RequestId) -> Result<Effect, GmgError> {
-    match store.request_mut(id) {
-        Some(request) if request.state == RequestState::Waiting => {
-            request.state = RequestState::Rejected;
-            Ok(Effect::None)
-        }
-        _ => Err(GmgError::NoSuchRequest(id)),
+    let request = store.request(id).filter(|request| !request.state.is_final());
+    if let Some(device) = request.ok_or(GmgError::NoSuchRequest(id))?.device {
+        return Err(GmgError::RequestStarted { request: id, device });
     }
+    if let Some(request) = store.request_mut(id) {
+        request.state = RequestState::Rejected;
+    }
+    Ok(Effect::None)
 }
 
 fn release_kv<S: Store>(store: &mut S, id: RequestId, device: DeviceId) -> Result<Effect, GmgError> {

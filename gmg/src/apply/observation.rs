@@ -1,14 +1,18 @@
 //! Observations: always absorbed.
 //!
-//! What was reported is true, so the tables are made to agree with it; what contradicts them is
-//! returned as a [`Divergence`].
+//! What was reported is true as far as it can be: operators that can become what they were reported
+//! to be become it, wherever the report says they were. The rest of a report, about operators that
+//! were not on a lane or do not exist, changes nothing and is returned as a [`Divergence`], so that
+//! no report brings the tables into a state that no run can reach.
 
 use std::ops::Range;
+
+use smallvec::SmallVec;
 
 use crate::apply::{complete, free_activations};
 use crate::delta::{Divergence, Effect};
 use crate::id::{DeviceId, JobId, LaneId, ModelId};
-use crate::job::StoredState;
+use crate::job::{Job, Segment, StoredState};
 use crate::memory::DeviceMemory;
 use crate::plan::{Ended, Event, Fate};
 use crate::request::RequestState;
@@ -20,15 +24,14 @@ pub(crate) fn observe<S: Store>(store: &mut S, event: &Event) -> Effect {
         Event::Arrived { .. } | Event::Timer { .. } => None,
         Event::Started { job, at } => started(store, *job, *at),
         Event::Finished { job, ops, lane, started, at, ended, .. } => {
-            let odd = set(store, *job, ops.clone(), StoredState::Done, "finished", |finish| (*started, finish), *at);
-            leave_lane(store, *lane, *job, ops);
+            let odd = finished(store, Report { job: *job, ops, lane: *lane }, (*started, *at));
             if store.job(*job).is_some_and(|job| job.segments.all_done()) {
                 complete(store, *job);
             }
             odd.or(end_requests(store, ended))
         }
         Event::Recalled { job, lane, done, end, fate, started, at } => {
-            recalled(store, *job, *lane, done, *end, *fate, (*started, *at))
+            recalled(store, (*job, *lane), done, *end, *fate, (*started, *at))
         }
         Event::Failed { job, lane, at, .. } => failed(store, *job, *lane, *at),
         Event::WeightsLoaded { model, device, .. } => weights_loaded(store, *model, *device),
@@ -37,41 +40,60 @@ pub(crate) fn observe<S: Store>(store: &mut S, event: &Event) -> Effect {
     divergence.map_or(Effect::None, Effect::Diverged)
 }
 
-/// Puts `ops` into `state`, whatever they were.
-fn set<S: Store>(
-    store: &mut S,
-    id: JobId,
-    ops: Range<u32>,
-    state: StoredState,
-    what: &'static str,
-    times: impl Fn(Nanos) -> (Nanos, Nanos),
-    at: Nanos,
-) -> Option<Divergence> {
-    let Some(job) = store.job_mut(id) else { return Some(Divergence::UnknownJob(id)) };
-    let mut expected = ops.end <= job.op_count();
-    job.segments.update(ops.clone(), |segment| {
-        expected &= segment.state.may_become(state);
-        segment.state = state;
-        (segment.start, segment.finish) = times(at);
-    });
-    (!expected).then_some(Divergence::Unexpected { job: id, ops, what })
+/// Operators that are said to have left a lane.
+#[derive(Clone, Copy)]
+struct Report<'a> {
+    job: JobId,
+    ops: &'a Range<u32>,
+    lane: LaneId,
 }
 
-fn leave_lane<S: Store>(store: &mut S, lane: LaneId, job: JobId, ops: &Range<u32>) {
-    if let Some(lane) = store.lane_mut(lane) {
-        lane.remove(job, ops);
+/// Takes those operators of the report that are on a lane off it and applies `change` to them.
+fn leave_lane<S: Store>(
+    store: &mut S,
+    Report { job: id, ops, lane }: Report<'_>,
+    what: &'static str,
+    mut change: impl FnMut(&mut Segment),
+) -> Option<Divergence> {
+    let Some(job) = store.job_mut(id) else { return Some(Divergence::UnknownJob(id)) };
+    let mut expected = ops.start < ops.end && ops.end <= job.op_count();
+    let mut lanes: SmallVec<[LaneId; 2]> = SmallVec::new();
+    job.segments.update(ops.clone(), |segment| {
+        if !segment.state.is_on_lane() {
+            expected = false;
+            return;
+        }
+        expected &= segment.lane == Some(lane);
+        lanes.extend(segment.lane.filter(|on| !lanes.contains(on)));
+        change(segment);
+    });
+    for on in lanes {
+        if let Some(lane) = store.lane_mut(on) {
+            lane.remove(id, ops);
+        }
     }
+    (!expected).then(|| Divergence::Unexpected { job: id, ops: ops.clone(), what })
 }
 
 /// The first dispatched run of operators begins.
 fn started<S: Store>(store: &mut S, id: JobId, at: Nanos) -> Option<Divergence> {
-    let Some(job) = store.job(id) else { return Some(Divergence::UnknownJob(id)) };
-    let Some(segment) = job.segments.iter().find(|segment| segment.state == StoredState::Dispatched) else {
+    let Some(job) = store.job_mut(id) else { return Some(Divergence::UnknownJob(id)) };
+    let Some(&segment) = job.segments.iter().find(|segment| segment.state == StoredState::Dispatched) else {
         let ops = 0..job.op_count();
         return Some(Divergence::Unexpected { job: id, ops, what: "started" });
     };
-    let ops = segment.first..segment.end;
-    set(store, id, ops, StoredState::Running, "started", |at| (at, Nanos::ZERO), at)
+    job.segments.update(segment.first..segment.end, |segment| {
+        segment.state = StoredState::Running;
+        segment.start = at;
+    });
+    None
+}
+
+fn finished<S: Store>(store: &mut S, report: Report<'_>, (start, finish): (Nanos, Nanos)) -> Option<Divergence> {
+    leave_lane(store, report, "finished", |segment| {
+        segment.state = StoredState::Done;
+        (segment.start, segment.finish) = (start, finish);
+    })
 }
 
 fn end_requests<S: Store>(store: &mut S, ended: &[Ended]) -> Option<Divergence> {
@@ -94,43 +116,78 @@ fn end_requests<S: Store>(store: &mut S, ended: &[Ended]) -> Option<Divergence> 
 
 fn recalled<S: Store>(
     store: &mut S,
-    id: JobId,
-    lane: LaneId,
+    (id, lane): (JobId, LaneId),
     done: &Range<u32>,
     end: u32,
     fate: Fate,
-    (started, at): (Nanos, Nanos),
+    times: (Nanos, Nanos),
 ) -> Option<Divergence> {
-    let odd = set(store, id, done.clone(), StoredState::Done, "finished", |finish| (started, finish), at);
-    leave_lane(store, lane, id, &(done.start..end));
-    let Some(job) = store.job_mut(id) else { return odd };
-    let back = if fate == Fate::Drop { 0..end } else { done.end..end };
-    let mut expected = true;
-    job.segments.update(back.clone(), |segment| {
-        let was_running = segment.state == StoredState::Running;
-        expected &= was_running || segment.state.may_become(StoredState::Pending) || fate == Fate::Drop;
-        segment.state = StoredState::Pending;
-        segment.lane = None;
-        (segment.start, segment.finish) = (Nanos::ZERO, Nanos::ZERO);
+    let Some(job) = store.job(id) else { return Some(Divergence::UnknownJob(id)) };
+    let (whole, back) = (done.start..end, done.end..end);
+    let mut was_on_lane = false;
+    job.segments.all(whole.clone(), |segment| {
+        was_on_lane |= segment.state.is_on_lane();
+        true
     });
-    if fate == Fate::Drop {
-        free_activations(store, id);
+    let mut odd = None;
+    if done.start > done.end || done.end > end || whole.is_empty() {
+        odd = Some(Divergence::Unexpected { job: id, ops: whole, what: "recalled" });
     }
-    odd.or((!expected).then_some(Divergence::Unexpected { job: id, ops: back, what: "recalled" }))
+    if !done.is_empty() {
+        odd = odd.or(finished(store, Report { job: id, ops: done, lane }, times));
+    }
+    if !back.is_empty() {
+        let taken = leave_lane(store, Report { job: id, ops: &back, lane }, "recalled", take_back);
+        odd = odd.or(taken);
+    }
+    if store.job(id).is_some_and(|job| job.segments.all_done()) {
+        complete(store, id);
+    } else if fate == Fate::Drop && was_on_lane {
+        start_over(store, id);
+    }
+    odd
 }
 
-fn failed<S: Store>(store: &mut S, id: JobId, lane: LaneId, at: Nanos) -> Option<Divergence> {
-    let Some(job) = store.job_mut(id) else { return Some(Divergence::UnknownJob(id)) };
+fn take_back(segment: &mut Segment) {
+    segment.state = StoredState::Pending;
+    segment.lane = None;
+    (segment.start, segment.finish) = (Nanos::ZERO, Nanos::ZERO);
+}
+
+/// Drops the activations of a job, and with them what it computed; not while some of its operators
+/// are on a lane, where they use them.
+fn start_over<S: Store>(store: &mut S, id: JobId) {
+    let Some(job) = store.job_mut(id).filter(|job| !job.is_dispatched()) else { return };
     let count = job.op_count();
     job.segments.update(0..count, |segment| {
-        if segment.state != StoredState::Done {
-            segment.state = StoredState::Failed;
-            segment.finish = at;
+        if segment.state == StoredState::Done {
+            take_back(segment);
         }
     });
     free_activations(store, id);
-    leave_lane(store, lane, id, &(0..count));
-    None
+}
+
+/// What was on a lane failed, and what had not been dispatched never will be.
+fn failed<S: Store>(store: &mut S, id: JobId, lane: LaneId, at: Nanos) -> Option<Divergence> {
+    let Some(job) = store.job_mut(id) else { return Some(Divergence::UnknownJob(id)) };
+    let count = job.op_count();
+    let mut odd = (!job.is_dispatched()).then_some(Divergence::Unexpected { job: id, ops: 0..count, what: "failed" });
+    job.segments.update(0..count, |segment| {
+        if segment.state == StoredState::Pending {
+            segment.state = StoredState::Cancelled;
+        }
+    });
+    let on_lane = |job: &Job| job.segments.iter().find(|segment| segment.state.is_on_lane()).copied();
+    while let Some(segment) = store.job(id).and_then(on_lane) {
+        let ops = segment.first..segment.end;
+        let left = leave_lane(store, Report { job: id, ops: &ops, lane }, "failed", |segment| {
+            segment.state = StoredState::Failed;
+            segment.finish = at;
+        });
+        odd = odd.or(left);
+    }
+    free_activations(store, id);
+    odd
 }
 
 fn weights_loaded<S: Store>(store: &mut S, model: ModelId, device: DeviceId) -> Option<Divergence> {
@@ -138,7 +195,8 @@ fn weights_loaded<S: Store>(store: &mut S, model: ModelId, device: DeviceId) -> 
     (!expected).then_some(Divergence::UnexpectedWeights { model, device })
 }
 
-/// Everything on the device is gone: weights, sequences, activations, and what ran there.
+/// Everything on the device is gone: weights, sequences, activations, and every unfinished job that
+/// had some of them.
 fn device_lost<S: Store>(store: &mut S, device: DeviceId) -> Option<Divergence> {
     let Some(memory) = store.memory(device) else { return Some(Divergence::UnknownDevice(device)) };
     let (layout, sequences) = (*memory.layout(), memory.kv().sequences());
@@ -151,26 +209,14 @@ fn device_lost<S: Store>(store: &mut S, device: DeviceId) -> Option<Divergence> 
     let mut jobs = Vec::new();
     store.jobs(&mut jobs);
     for id in jobs {
-        let Some(job) = store.job_mut(id) else { continue };
-        if !job.segments.iter().any(|s| s.lane.is_some_and(|lane| lane.device == device)) {
-            continue;
-        }
-        if job.segments.all_done() && job.arena.is_none() {
-            continue;
-        }
-        let count = job.op_count();
-        job.segments.update(0..count, |segment| {
-            if segment.lane.is_some_and(|lane| lane.device == device) {
-                segment.state = StoredState::Lost;
-            }
-        });
-        if job.arena.is_some_and(|(on, _)| on == device) {
-            job.arena = None;
-        }
+        lose(store, id, device);
     }
     let lanes = store.cluster().devices()[device.index()].spec.lanes;
     for index in 0..lanes {
-        if let Some(lane) = store.lane_mut(LaneId::new(device, index)) {
+        let lane = LaneId::new(device, index);
+        if store.lane(lane).is_some_and(|lane| !lane.is_empty())
+            && let Some(lane) = store.lane_mut(lane)
+        {
             lane.queue.clear();
         }
     }
@@ -179,4 +225,22 @@ fn device_lost<S: Store>(store: &mut S, device: DeviceId) -> Option<Divergence> 
     }
     store.statics_mut().lost[device.index()] = true;
     None
+}
+
+/// The part of a job that `device` had is gone, and so is what depended on it.
+fn lose<S: Store>(store: &mut S, id: JobId, device: DeviceId) {
+    let Some(job) = store.job(id) else { return };
+    let may_go_on = job.segments.iter().any(|segment| segment.state == StoredState::Pending);
+    let activations = job.arena.is_some_and(|(on, _)| on == device);
+    if !activations && !(may_go_on && job.kv_on == Some(device)) {
+        return;
+    }
+    let count = job.op_count();
+    let Some(job) = store.job_mut(id) else { return };
+    job.arena = None;
+    job.segments.update(0..count, |segment| {
+        if segment.state.may_become(StoredState::Lost) {
+            segment.state = StoredState::Lost;
+        }
+    });
 }

@@ -88,7 +88,12 @@ impl KvPool {
         blocks
     }
 
-    /// Sequences that hold blocks, ascending.
+    /// True if there is no sequence, not even one without blocks.
+    pub fn is_empty(&self) -> bool {
+        self.sequences.is_empty()
+    }
+
+    /// The sequences, ascending, those without blocks too.
     pub fn sequences(&self) -> Vec<RequestId> {
         let mut ids: Vec<_> = self.sequences.keys().copied().collect();
         ids.sort_unstable();

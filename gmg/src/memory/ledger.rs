@@ -38,7 +38,6 @@ impl ByteKind {
 pub struct Ledger {
     current: [u64; 5],
     peak: [u64; 5],
-    total: u64,
     peak_total: u64,
 }
 
@@ -47,17 +46,14 @@ impl Ledger {
     pub fn add(&mut self, kind: ByteKind, bytes: Bytes) {
         let kind = kind as usize;
         self.current[kind] = self.current[kind].saturating_add(bytes.get());
-        self.total = self.total.saturating_add(bytes.get());
         self.peak[kind] = self.peak[kind].max(self.current[kind]);
-        self.peak_total = self.peak_total.max(self.total);
+        self.peak_total = self.peak_total.max(self.total().get());
     }
 
     /// Counts `bytes` less; never below zero.
     pub fn remove(&mut self, kind: ByteKind, bytes: Bytes) {
         let kind = kind as usize;
-        let removed = bytes.get().min(self.current[kind]);
-        self.current[kind] -= removed;
-        self.total -= removed;
+        self.current[kind] = self.current[kind].saturating_sub(bytes.get());
     }
 
     /// Bytes of a kind in use.
@@ -67,7 +63,7 @@ impl Ledger {
 
     /// Bytes in use.
     pub fn total(&self) -> Bytes {
-        Bytes(self.total)
+        Bytes(self.current.iter().fold(0, |total, bytes| total.saturating_add(*bytes)))
     }
 
     /// The most bytes of a kind that were ever in use.

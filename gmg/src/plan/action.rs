@@ -1,5 +1,6 @@
 //! What a policy wants, and what became of it.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -44,6 +45,15 @@ pub enum Source {
     Device(DeviceId),
     /// The memory of the device's machine.
     Host,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device(device) => device.fmt(f),
+            Self::Host => f.pad("host memory"),
+        }
+    }
 }
 
 /// How large an iteration may be.

@@ -36,6 +36,8 @@ pub struct Iteration {
     pub new_blocks: u32,
     /// The earliest due time among the rows.
     pub due: Nanos,
+    /// The earliest [pace](Sequence::next_pace) among the rows.
+    pub pace: Nanos,
 }
 
 impl Iteration {
@@ -62,7 +64,7 @@ impl Iteration {
         let (mut rows, mut growth) = (std::mem::take(&mut self.rows), std::mem::take(&mut self.growth));
         rows.clear();
         growth.clear();
-        *self = Self { rows, growth, due: Nanos::MAX, ..Self::default() };
+        *self = Self { rows, growth, due: Nanos::MAX, pace: Nanos::MAX, ..Self::default() };
     }
 
     fn push(&mut self, sequence: &Sequence, tokens: u32, blocks: u32) {
@@ -80,6 +82,7 @@ impl Iteration {
         let (new, old) = (u64::from(tokens), u64::from(position));
         self.pairs += new * old + new * (new + 1) / 2;
         self.due = self.due.min(sequence.next_due());
+        self.pace = self.pace.min(sequence.next_pace());
     }
 }
 

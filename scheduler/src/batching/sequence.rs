@@ -99,6 +99,15 @@ impl Sequence {
         base + slo.tpot.times(u64::from(self.produced))
     }
 
+    /// When its next token has to come so that its mean time per output token holds so far, whatever
+    /// slack it has left; [`Nanos::MAX`] before the first token and without a service level.
+    pub fn next_pace(&self) -> Nanos {
+        match self.slo {
+            Some(slo) if self.produced > 0 => self.first_token + slo.tpot.times(u64::from(self.produced)),
+            _ => Nanos::MAX,
+        }
+    }
+
     /// Blocks that hold `tokens` tokens.
     pub(crate) fn blocks_for(tokens: u32, block_tokens: u32) -> u32 {
         tokens.div_ceil(block_tokens.max(1))
@@ -152,6 +161,7 @@ mod tests {
         assert_eq!(sequence.next_due(), Nanos::ms(500));
         sequence.emit(Nanos::ms(450));
         assert_eq!(sequence.next_due(), Nanos::ms(540));
+        assert_eq!(sequence.next_pace(), Nanos::ms(490), "the pace counts from the first token");
         assert_eq!(sequence.late, 0);
     }
 

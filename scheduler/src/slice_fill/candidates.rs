@@ -5,14 +5,17 @@ use smallvec::SmallVec;
 use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::{DeviceId, TenantId};
 use slicescheduler_gmg::job::JobSpec;
-use slicescheduler_gmg::plan::{Action, BatchLimits, Plan, Question, Rank, Work};
+use slicescheduler_gmg::plan::{Action, BatchLimits, Fate, Plan, Question, Rank, Work};
 use slicescheduler_gmg::tenant::LendingMode;
 use slicescheduler_gmg::units::Nanos;
 
 use crate::demand::ReplicaInfo;
-use crate::placing::{free_blocks, is_latency, lane_of, reclaim, unlimited};
+use crate::placing::{free_blocks, free_blocks_after, is_latency, lane_of, total_blocks, unlimited};
 use crate::policy::Context;
 use crate::slice_fill::{Candidate, CandidateWork, SliceFill};
+
+/// Tokens per KV block, where only the order of magnitude matters.
+const BLOCK_TOKENS: u64 = 16;
 
 pub(super) type Candidates = SmallVec<[Candidate; 4]>;
 
@@ -33,6 +36,7 @@ impl SliceFill {
                     work: CandidateWork::Resume { job: suspended.job, ops: suspended.ops.clone() },
                     rank: suspended.rank,
                     due: suspended.due,
+                    pace: Nanos::MAX,
                     at_once: true,
                 });
             }
@@ -51,16 +55,20 @@ impl SliceFill {
             if replica.running == 0 && !admits {
                 continue;
             }
-            let mut limits = unlimited(self.latency_blocks(context, device, is_owner));
+            let mut limits = unlimited(self.latency_blocks(context, device, is_owner, plan));
             if !admits {
                 limits.sequences = replica.running;
             }
             context.demand.peek(replica.id, limits, &mut self.scratch);
-            if is_owner && (self.scratch.short_of_blocks || self.scratch.preempted > 0) {
-                let wanted = context.demand.waiting(tenant).map_or(64, |waiting| waiting.tokens / 16 + 64);
-                let wanted = wanted.min(u64::from(crate::placing::total_blocks(view, device))) as u32;
-                limits.new_blocks += reclaim(context, device, wanted, plan);
+            if is_owner && self.is_short() {
+                let wanted = context.demand.waiting(tenant).map_or(0, |waiting| waiting.tokens / BLOCK_TOKENS);
+                let total = u64::from(total_blocks(view, device));
+                let wanted = (wanted + u64::from(self.reserve_blocks(context, device))).min(total) as u32;
+                limits.new_blocks += self.make_room(context, device, wanted, plan);
                 context.demand.peek(replica.id, limits, &mut self.scratch);
+                if self.is_short() && self.recall_guest(context, device, plan) {
+                    continue;
+                }
             }
             if self.scratch.is_empty() && self.scratch.preempted == 0 {
                 continue;
@@ -69,10 +77,25 @@ impl SliceFill {
                 work: CandidateWork::Form { replica: replica.id, limits },
                 rank: view.rank(tenant, device),
                 due: self.scratch.due,
+                pace: self.scratch.pace,
                 at_once: !self.scratch.is_decode_only() || !self.lends(context, tenant),
             });
         }
         candidates
+    }
+
+    /// True if the latest plan is smaller than it could be for want of blocks.
+    fn is_short(&self) -> bool {
+        self.scratch.short_of_blocks || self.scratch.preempted > 0
+    }
+
+    /// Takes the lane from a guest that holds blocks which the owner needs: they are free at the
+    /// next operator boundary, and the device is filled again then. False if no guest is there.
+    fn recall_guest(&mut self, context: &Context<'_>, device: DeviceId, plan: &mut Plan) -> bool {
+        let Some(lane) = context.view.lane(lane_of(device)) else { return false };
+        let Some(guest) = lane.queue().iter().find(|entry| entry.rank == Rank::GuestBestEffort) else { return false };
+        plan.actions.push(Action::Recall { job: guest.job, fate: Fate::Keep });
+        true
     }
 
     /// True if best-effort work may delay `tenant` within its due times.
@@ -90,6 +113,7 @@ impl SliceFill {
                 work: CandidateWork::Resume { job: suspended.job, ops: suspended.ops.clone() },
                 rank: suspended.rank,
                 due: Nanos::MAX,
+                pace: Nanos::MAX,
                 at_once: false,
             });
         }
@@ -110,6 +134,7 @@ impl SliceFill {
                     work: CandidateWork::Form { replica: replica.id, limits },
                     rank: view.rank(tenant, device),
                     due: Nanos::MAX,
+                    pace: Nanos::MAX,
                     at_once: false,
                 });
             }
@@ -129,8 +154,14 @@ impl SliceFill {
 
     /// Blocks that latency-sensitive work may take. A guest leaves some for the owner's sequences to
     /// grow into.
-    pub(super) fn latency_blocks(&self, context: &Context<'_>, device: DeviceId, is_owner: bool) -> u32 {
-        let free = free_blocks(context.view, device);
+    pub(super) fn latency_blocks(
+        &self,
+        context: &Context<'_>,
+        device: DeviceId,
+        is_owner: bool,
+        plan: &Plan,
+    ) -> u32 {
+        let free = free_blocks_after(context, device, plan);
         if is_owner { free } else { free.saturating_sub(self.reserve_blocks(context, device) / 8) }
     }
 
@@ -154,16 +185,8 @@ impl SliceFill {
         let due = paced.iter().map(|candidate| candidate.due).min()?;
         let now = context.now;
         let alone = self.finish_of_last(context, &actions)?;
-        let ttft = paced
-            .iter()
-            .filter_map(|candidate| match candidate.work {
-                CandidateWork::Form { replica, .. } => context.view.tenant(replica.tenant)?.slo,
-                CandidateWork::Resume { .. } => None,
-            })
-            .map(|slo| slo.ttft)
-            .min()?;
-        let reserve = ttft.scale(self.options.reserve_percent, 100);
-        let latest = due - reserve - (alone - now);
+        let end = paced.iter().filter_map(|candidate| self.latest_end(context, candidate)).min()?;
+        let latest = end - (alone - now);
         if latest < now + self.options.min_slice || !context.budget.take() {
             return None;
         }
@@ -179,6 +202,16 @@ impl SliceFill {
         actions.insert(0, guest_action);
         let finish = self.finish_of_last(context, &actions)?;
         (finish <= due && self.forecast.first_shortage().is_none()).then_some(latest)
+    }
+
+    /// When a paced iteration should end: by the pace of its answers, and with the reserve of slack
+    /// untouched.
+    fn latest_end(&self, context: &Context<'_>, candidate: &Candidate) -> Option<Nanos> {
+        let CandidateWork::Form { replica, .. } = candidate.work else { return None };
+        let slo = context.view.tenant(replica.tenant)?.slo?;
+        let reserve = slo.ttft.scale(self.options.reserve_percent, 100);
+        let ahead = slo.tpot.scale(100 - self.options.pace_percent.min(100), 100);
+        Some((candidate.due - reserve).min(candidate.pace - ahead))
     }
 
     /// The candidate as the action that the forecast understands: a job with the dims of the

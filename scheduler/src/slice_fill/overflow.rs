@@ -130,7 +130,7 @@ impl SliceFill {
             }
             let Some((_, index)) = best else { return };
             let replica = hosts.remove(index);
-            let blocks = self.latency_blocks(context, replica.device, false);
+            let blocks = self.latency_blocks(context, replica.device, false, plan);
             let limits = BatchLimits { tokens: tokens as u32, ..unlimited(blocks) };
             form(context.view, &replica, limits, plan);
             waiting.tokens = waiting.tokens.saturating_sub(tokens);

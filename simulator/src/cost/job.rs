@@ -10,7 +10,7 @@ use slicescheduler_gmg::id::OpIndex;
 use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::units::Nanos;
 
-use super::{Confidence, CostModel, Operation};
+use super::{Confidence, CostModel, Estimate, Operation};
 
 /// A run of operators that is repeated with the same durations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,26 +60,15 @@ impl JobCost {
     /// Asks `model` for every stored operator of `template`. O(stored operators); allocates only
     /// for templates with more than 16 of them.
     pub fn bind(model: &dyn CostModel, template: &OpGraph, binding: &Binding, device: &DeviceSpec) -> Self {
-        let cap = Nanos(u64::MAX / u64::from(template.op_count().max(1)));
         let mut cost = Self::empty();
         for segment in template.segments() {
             let ops = segment.op_range();
-            let length = segment.slots().len() as u32;
-            if length == 0 || ops.is_empty() {
-                continue;
-            }
-            let row = cost.offsets.len() as u32;
-            let mut period = Nanos::ZERO;
-            for (index, slot) in (ops.start..).zip(segment.slots()) {
-                cost.offsets.push(period);
-                let (Some(op), Some(kind)) = (template.op(OpIndex(index)), template.kind(slot)) else { continue };
+            let durations = (ops.start..).zip(segment.slots()).filter_map(|(index, slot)| {
+                let (op, kind) = (template.op(OpIndex(index))?, template.kind(slot)?);
                 let operation = Operation { template, op, kind, cost: template.cost(slot, binding), binding, device };
-                let estimate = model.estimate(&operation);
-                cost.confidence = cost.confidence.max(estimate.confidence);
-                period += estimate.duration.max(Nanos(1)).min(cap);
-            }
-            cost.runs.push(Run { first: ops.start, end: ops.end, length, row, start: cost.total, period });
-            cost.total += period.times(u64::from(segment.repeat()));
+                Some(model.estimate(&operation))
+            });
+            cost.push_run(ops, segment.repeat(), template.op_count(), durations);
         }
         cost
     }
@@ -94,28 +83,41 @@ impl JobCost {
         let mut cost = Self::empty();
         let count = u32::try_from(durations.len()).unwrap_or(u32::MAX);
         let length = count.min(u32::MAX / repeat.max(1));
-        let end = length * repeat;
-        if end == 0 {
-            return cost;
-        }
-        let cap = Nanos(u64::MAX / u64::from(end));
-        let mut period = Nanos::ZERO;
-        for &duration in &durations[..length as usize] {
-            cost.offsets.push(period);
-            period += duration.max(Nanos(1)).min(cap);
-        }
-        cost.runs.push(Run { first: 0, end, length, row: 0, start: Nanos::ZERO, period });
-        cost.total = period.times(u64::from(repeat));
+        let ops = length * repeat;
+        let measured = |&duration| Estimate { duration, confidence: Confidence::Measured };
+        cost.push_run(0..ops, repeat, ops, durations[..length as usize].iter().map(measured));
         cost
     }
 
-    fn empty() -> Self {
-        Self {
-            runs: SmallVec::new(),
-            offsets: SmallVec::new(),
-            total: Nanos::ZERO,
-            confidence: Confidence::Measured,
+    /// Appends a block of operators that is repeated `repeat` times; `all` operators are to be in
+    /// the job in the end.
+    pub(super) fn push_run(
+        &mut self,
+        ops: Range<u32>,
+        repeat: u32,
+        all: u32,
+        estimates: impl Iterator<Item = Estimate>,
+    ) {
+        if ops.is_empty() {
+            return;
         }
+        let cap = Nanos(u64::MAX / u64::from(all.max(1)));
+        let row = self.offsets.len() as u32;
+        let mut period = Nanos::ZERO;
+        for estimate in estimates {
+            self.offsets.push(period);
+            self.confidence = self.confidence.max(estimate.confidence);
+            period += estimate.duration.max(Nanos(1)).min(cap);
+        }
+        let length = self.offsets.len() as u32 - row;
+        if length > 0 {
+            self.runs.push(Run { first: ops.start, end: ops.end, length, row, start: self.total, period });
+            self.total += period.times(u64::from(repeat));
+        }
+    }
+
+    pub(super) fn empty() -> Self {
+        Self { runs: SmallVec::new(), offsets: SmallVec::new(), total: Nanos::ZERO, confidence: Confidence::Measured }
     }
 
     /// The number of operators.

@@ -8,7 +8,7 @@ use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::semantics::OpKind;
 use slicescheduler_gmg::units::Nanos;
 
-use super::{Confidence, CostModel, Estimate, Operation};
+use super::{Ceilings, Confidence, CostModel, Estimate, Operation};
 
 /// Which part of a device's peaks an operator reaches, each above 0 and at most 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,7 +79,7 @@ impl Profile {
 /// use slicescheduler_simulator::cost::{Profile, Roofline};
 ///
 /// let eager = Roofline::default().profile("H100 SXM", Profile { overhead: Nanos::us(5), ..Profile::GPU });
-/// # let _ = eager;
+/// assert_ne!(eager, Roofline::default());
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Roofline {
@@ -112,6 +112,23 @@ impl Roofline {
     fn profile_of(&self, device: &DeviceSpec) -> &Profile {
         self.named.iter().find(|(name, _)| *name == device.name).map_or(&self.others, |(_, profile)| profile)
     }
+
+    fn ceilings_of(&self, operation: &Operation<'_>) -> Ceilings {
+        let device = operation.device;
+        let profile = self.profile_of(device);
+        let efficiency = profile.efficiency(operation.kind);
+        let rate = match operation.kind {
+            OpKind::MatMul | OpKind::Attention { .. } => device.rate(operation.dtype()),
+            _ => device.f32_rate,
+        };
+        let lanes = f64::from(device.lanes.max(1));
+        let nanos_per = |rate: u64, part: f64| lanes * 1e9 / (rate.max(1) as f64 * part);
+        Ceilings {
+            overhead: profile.overhead,
+            nanos_per_flop: nanos_per(rate.get(), efficiency.compute),
+            nanos_per_byte: nanos_per(device.bandwidth.get(), efficiency.bandwidth),
+        }
+    }
 }
 
 impl CostModel for Roofline {
@@ -120,27 +137,13 @@ impl CostModel for Roofline {
     }
 
     fn estimate(&self, operation: &Operation<'_>) -> Estimate {
-        let device = operation.device;
-        let profile = self.profile_of(device);
-        let efficiency = profile.efficiency(operation.kind);
-        let lanes = f64::from(device.lanes.max(1));
-        let flops = operation.cost.flops.get() as f64 * lanes / efficiency.compute;
-        let bytes = operation.cost.bytes().get() as f64 * lanes / efficiency.bandwidth;
-        let moving = bytes / device.bandwidth.get().max(1) as f64;
-        let at_rate = |rate: u64| flops / rate.max(1) as f64;
-        let computing = match operation.kind {
-            OpKind::MatMul | OpKind::Attention { .. } => {
-                // Looking up the type is the dear part, and most operators are bound by memory
-                // whatever their type.
-                let (f32, half, f8) = (device.f32_rate.get(), device.half_rate.get(), device.f8_rate.get());
-                let slowest = at_rate(f32.min(half).min(f8));
-                let undecided = slowest > moving && !(f32 == half && half == f8);
-                if undecided { at_rate(device.rate(operation.dtype()).get()) } else { slowest }
-            }
-            _ => at_rate(device.f32_rate.get()),
-        };
-        let duration = profile.overhead + Nanos::from_secs_f64(moving.max(computing));
-        Estimate { duration: duration.max(Nanos(1)), confidence: Confidence::Modelled }
+        let ceilings = self.ceilings_of(operation);
+        let duration = ceilings.duration(operation.cost.flops, operation.cost.bytes());
+        Estimate { duration, confidence: Confidence::Modelled }
+    }
+
+    fn ceilings(&self, operation: &Operation<'_>) -> Option<Ceilings> {
+        Some(self.ceilings_of(operation))
     }
 }
 

@@ -24,8 +24,7 @@ impl Tournament {
         self.winners.clear();
         self.winners.resize(2 * self.width, 0);
         for node in (1..2 * self.width).rev() {
-            self.winners[node] =
-                if node >= self.width { (node - self.width) as u32 } else { self.winners[2 * node] };
+            self.winners[node] = if node >= self.width { (node - self.width) as u32 } else { self.winners[2 * node] };
         }
     }
 

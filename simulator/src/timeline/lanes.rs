@@ -4,13 +4,12 @@ use std::ops::Range;
 
 use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::View;
-use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::id::{JobId, LaneId};
-use slicescheduler_gmg::job::StoredState;
+use slicescheduler_gmg::job::{JobSpec, StoredState};
 use slicescheduler_gmg::plan::Rank;
 use slicescheduler_gmg::units::Nanos;
 
-use crate::cost::{CostModel, JobCost};
+use crate::cost::JobCost;
 use crate::engine::{Engine, Node};
 
 /// Operators queued on a lane.
@@ -44,8 +43,9 @@ impl LaneMirror {
         Self { id, entries: Vec::new(), free_at: Nanos::ZERO }
     }
 
-    /// Makes the entries agree with the graph's queue. What is new was dispatched at `now`.
-    pub(super) fn sync(&mut self, view: View<'_>, model: &dyn CostModel, device: &DeviceSpec, now: Nanos) {
+    /// Makes the entries agree with the graph's queue. What is new was dispatched at `now`; `bind`
+    /// gives its durations.
+    pub(super) fn sync(&mut self, view: View<'_>, now: Nanos, bind: impl Fn(&JobSpec) -> Option<JobCost>) {
         let queue = view.lane(self.id).map_or(&[][..], |lane| lane.queue());
         let mut place = 0;
         for queued in queue {
@@ -66,7 +66,7 @@ impl LaneMirror {
                 Some(segment) => segment.start,
                 None => now.max(job.spec.release).max(self.free_at),
             };
-            let cost = JobCost::bind(model, &job.template, &job.spec.binding, device);
+            let Some(cost) = bind(&job.spec) else { continue };
             let entry = Entry { job: queued.job, ops: queued.ops.clone(), rank: queued.rank, release, cost };
             self.entries.insert(place, entry);
             place += 1;

@@ -16,11 +16,12 @@ use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, Tenant
 use slicescheduler_gmg::job::{JobSpec, StoredState};
 use slicescheduler_gmg::memory::WeightState;
 use slicescheduler_gmg::plan::{Event, Rank, Source};
+use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_gmg::{GmgView, Model, Tenant, View};
 
 use super::lanes::LaneMirror;
-use crate::cost::CostModel;
+use crate::cost::{CostModel, CostTable, JobCost};
 use crate::engine::{Engine, MemoryState};
 
 /// A job of the graph.
@@ -35,6 +36,10 @@ pub(super) struct JobMirror {
     pub(super) progress: u32,
     /// Where its operators were last dispatched.
     pub(super) lane: Option<LaneId>,
+    /// True if its sequences have grown.
+    pub(super) has_grown: bool,
+    /// True if every operator that is not done may still run.
+    pub(super) alive: bool,
 }
 
 impl JobMirror {
@@ -46,7 +51,8 @@ impl JobMirror {
 /// A device of the graph.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceMirror {
-    pub(super) spec: Arc<DeviceSpec>,
+    /// Which row of the cost tables is its own.
+    kind: usize,
     pub(super) memory: MemoryState,
     pub(super) kv_block: Bytes,
     pub(super) weights: SmallVec<[(ModelId, WeightState); 4]>,
@@ -63,10 +69,38 @@ pub(super) struct Load {
     pub(super) since: Nanos,
 }
 
+/// How long jobs take.
+#[derive(Clone, Debug)]
+pub(super) struct Costs {
+    model: Arc<dyn CostModel>,
+    version: u64,
+    /// The different kinds of devices.
+    kinds: Vec<Arc<DeviceSpec>>,
+    /// By model, then by kind.
+    tables: Vec<CostTable>,
+}
+
+impl Costs {
+    /// The tables for `models` from `known` on.
+    fn compile(&mut self, models: &[Arc<Model>]) {
+        let known = self.tables.len() / self.kinds.len().max(1);
+        for model in models.iter().skip(known) {
+            let table =
+                |kind: &Arc<DeviceSpec>| CostTable::new(self.model.clone(), model.template.clone(), kind.clone());
+            self.tables.extend(self.kinds.iter().map(table));
+        }
+    }
+
+    /// The durations of a job of `model` on a device of kind `kind`.
+    fn bind(&self, model: ModelId, kind: usize, binding: &Binding) -> Option<JobCost> {
+        self.tables.get(model.index() * self.kinds.len() + kind).map(|table| table.bind(binding))
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Mirror {
     pub(super) version: Version,
-    pub(super) cost: Arc<dyn CostModel>,
+    pub(super) costs: Costs,
     pub(super) cluster: Cluster,
     /// The latest time that anything was reported for.
     pub(super) clock: Nanos,
@@ -88,10 +122,15 @@ impl Mirror {
         let lanes: Vec<_> = cluster.lanes().map(LaneMirror::new).collect();
         let mut first_lane = vec![0u32];
         let mut devices = Vec::new();
+        let mut kinds: Vec<Arc<DeviceSpec>> = Vec::new();
         for device in cluster.devices() {
             first_lane.push(first_lane[device.id.index()] + u32::from(device.spec.lanes));
+            let kind = kinds.iter().position(|kind| *kind == device.spec).unwrap_or_else(|| {
+                kinds.push(device.spec.clone());
+                kinds.len() - 1
+            });
             devices.push(DeviceMirror {
-                spec: device.spec.clone(),
+                kind,
                 memory: MemoryState::of(device.spec.memory),
                 kv_block: Bytes::ZERO,
                 weights: SmallVec::new(),
@@ -99,9 +138,11 @@ impl Mirror {
                 owner: None,
             });
         }
+        let mut costs = Costs { version: cost.version(), model: cost, kinds, tables: Vec::new() };
+        costs.compile(view.models());
         let mut mirror = Self {
             version: view.version(),
-            cost,
+            costs,
             cluster,
             clock: Nanos::ZERO,
             models: view.models().to_vec(),
@@ -138,6 +179,33 @@ impl Mirror {
         let releases = entries.map(|entry| &mut entry.release);
         let loads = self.loads.iter_mut().map(|load| &mut load.since);
         releases.chain(loads).filter(unknown).for_each(|time| *time = now);
+    }
+
+    /// Compiles again if the cost model has changed. True if it had.
+    pub(super) fn follow_costs(&mut self) -> bool {
+        let version = self.costs.model.version();
+        if version == self.costs.version {
+            return false;
+        }
+        self.costs.version = version;
+        self.costs.tables.clear();
+        self.costs.compile(&self.models);
+        for lane in 0..self.lanes.len() {
+            for entry in 0..self.lanes[lane].entries.len() {
+                let (device, job) = (self.lanes[lane].id.device, self.lanes[lane].entries[entry].job);
+                let spec = self.job(job).map(|job| job.spec.clone());
+                if let Some(cost) = spec.and_then(|spec| self.bind(&spec, device)) {
+                    self.lanes[lane].entries[entry].cost = cost;
+                }
+            }
+        }
+        true
+    }
+
+    /// The durations of a job on a device.
+    pub(super) fn bind(&self, spec: &JobSpec, device: DeviceId) -> Option<JobCost> {
+        let kind = self.devices.get(device.index())?.kind;
+        self.costs.bind(spec.model, kind, &spec.binding)
     }
 
     pub(super) fn job(&self, id: JobId) -> Option<&JobMirror> {
@@ -191,6 +259,7 @@ impl Mirror {
             Intent::AddModel { container, .. } => {
                 self.models.clear();
                 self.models.extend_from_slice(view.models());
+                self.costs.compile(&self.models);
                 container.devices.iter().for_each(|&device| self.refresh_device(device, view));
             }
             Intent::SubmitJob(_) => {
@@ -290,7 +359,7 @@ impl Mirror {
     fn refresh_lane(&mut self, index: usize, view: View<'_>) {
         let lane = &mut self.lanes[index];
         if let Some(device) = self.devices.get(lane.id.device.index()) {
-            lane.sync(view, &*self.cost, &device.spec, self.clock);
+            lane.sync(view, self.clock, |job| self.costs.bind(job.model, device.kind, &job.binding));
         }
     }
 
@@ -303,19 +372,22 @@ impl Mirror {
             self.jobs[slot].take_if(|job| job.id == id);
             return;
         };
-        let arena = job.arena.map(|(device, region)| (device, region.bytes));
-        let lane = job.segments.iter().rev().find_map(|segment| segment.lane);
-        match &mut self.jobs[slot] {
-            Some(known) if known.id == id => {
-                known.arena = arena;
-                known.progress = job.progress();
-                known.lane = lane;
-            }
-            place => {
-                let (spec, template, progress) = (job.spec.clone(), job.template.clone(), job.progress());
-                *place = Some(JobMirror { id, spec, template, arena, progress, lane });
-            }
-        }
+        let known = self.jobs[slot].take().filter(|known| known.id == id);
+        let (spec, template) = match known {
+            Some(known) => (known.spec, known.template),
+            None => (job.spec.clone(), job.template.clone()),
+        };
+        let ended = |state| matches!(state, StoredState::Failed | StoredState::Cancelled | StoredState::Lost);
+        self.jobs[slot] = Some(JobMirror {
+            id,
+            spec,
+            template,
+            arena: job.arena.map(|(device, region)| (device, region.bytes)),
+            progress: job.progress(),
+            lane: job.segments.iter().rev().find_map(|segment| segment.lane),
+            has_grown: job.kv_on.is_some(),
+            alive: !job.segments.iter().any(|segment| ended(segment.state)),
+        });
     }
 
     fn refresh_memory(&mut self, device: DeviceId, view: View<'_>) {

@@ -21,7 +21,6 @@ use slicescheduler_gmg::units::Bytes;
 use super::mirror::JobMirror;
 use super::scratch::{Origin, Run};
 use super::simulation::{Simulation, refuse};
-use crate::cost::JobCost;
 use crate::engine::{DeviceRef, Hold, Node, NodeRef};
 
 /// Bytes of one operator's results on their way to a device.
@@ -49,12 +48,15 @@ impl Simulation<'_> {
         lane: LaneId,
         rank: Rank,
     ) -> Result<(), WhatIfError> {
-        let device = self.usable(index, lane.device)?;
+        self.usable(index, lane.device)?;
         let Some(job) = self.mirror.job(id) else { return refuse(index, format_args!("there is no {id}")) };
         let count = job.op_count();
         if ops.start >= ops.end || ops.end > count {
             let Range { start, end } = ops;
             return refuse(index, format_args!("{id} has no operators {start}..{end}; it has {count}"));
+        }
+        if !job.alive {
+            return refuse(index, format_args!("{id} has operators that will never run"));
         }
         let weights = self.weights(index, job.spec.model, lane.device)?;
         if let Some(queued) = job.lane {
@@ -67,7 +69,9 @@ impl Simulation<'_> {
         let split = job.arena.is_some_and(|(on, _)| elsewhere(on))
             || pieces_of(self.actions, id).any(|(_, other)| elsewhere(other.device));
         let holds = self.reserve_piece(index, job, &ops, lane, device_ref);
-        let cost = JobCost::bind(&*self.mirror.cost, &job.template, &job.spec.binding, &device.spec);
+        let Some(cost) = self.mirror.bind(&job.spec, lane.device) else {
+            return refuse(index, format_args!("there is no {}", job.spec.model));
+        };
         let engine = &mut self.scratch.engine;
         let cost = engine.add_cost(cost);
         let release = job.spec.release.max(self.now);
@@ -102,21 +106,21 @@ impl Simulation<'_> {
         let kind = ByteKind::Activations;
         let activations = job.template.activation_bytes(&job.spec.binding);
         let earlier = self.actions.get(..index).unwrap_or_default();
-        let first = job.arena.is_none() && pieces_of(earlier, job.id).next().is_none();
+        let grows = !job.has_grown && pieces_of(earlier, job.id).next().is_none();
         let has_arena = job.arena.is_some_and(|(on, _)| on == lane.device);
         let new_here = !has_arena && pieces_of(earlier, job.id).all(|(_, other)| other.device != lane.device);
         if new_here {
             self.scratch.engine.reserve(device, kind, activations);
         }
-        if first {
+        if grows {
             let block = self.mirror.devices.get(lane.device.index()).map_or(Bytes::ZERO, |device| device.kv_block);
             self.scratch.engine.reserve(device, ByteKind::Kv, block.times(job.spec.new_blocks()));
         }
         let mut holds = SmallVec::new();
         let ends_job = ops.end == job.op_count();
         let guest = job.arena.is_some_and(|(on, _)| on != lane.device);
-        let last_here = pieces_of(self.actions, job.id)
-            .all(|(other, on)| on.device != lane.device || other.start <= ops.start);
+        let last_here =
+            pieces_of(self.actions, job.id).all(|(other, on)| on.device != lane.device || other.start <= ops.start);
         if !has_arena && (ends_job || (guest && last_here)) {
             holds.push(Hold { device, kind, taken: Bytes::ZERO, freed: activations });
         }
@@ -163,7 +167,14 @@ impl Simulation<'_> {
             }
             placed = end;
         }
-        if pieces.iter().all(|piece| piece.nodes.len() == 1) && pieces.iter().all(|p| p.lane.device == pieces[0].lane.device) {
+        if let Some(Run { origin: Origin::Action(index), nodes, .. }) = pieces.first() {
+            for &other in &job.spec.after {
+                self.wait_for(*index, other, NodeRef(nodes.start))?;
+            }
+        }
+        if pieces.iter().all(|piece| piece.nodes.len() == 1)
+            && pieces.iter().all(|p| p.lane.device == pieces[0].lane.device)
+        {
             for pair in pieces.windows(2) {
                 self.scratch.engine.add_edge(pair[0].last(), pair[1].first());
             }
@@ -189,7 +200,10 @@ impl Simulation<'_> {
                     let node = piece.node(op);
                     let bytes = shared_bytes(&job.template, producer, OpIndex(op), &job.spec.binding);
                     if on == to || bytes.is_zero() {
-                        before.filter(|before| *before != node).into_iter().for_each(|b| self.scratch.engine.add_edge(b, node));
+                        before
+                            .filter(|before| *before != node)
+                            .into_iter()
+                            .for_each(|b| self.scratch.engine.add_edge(b, node));
                         continue;
                     }
                     let known = crossings.iter().find(|known| known.producer == producer.0 && known.to == to);

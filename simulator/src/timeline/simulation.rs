@@ -13,7 +13,6 @@ use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use super::mirror::{DeviceMirror, Mirror};
 use super::scratch::{Origin, Run, Scratch, Weights};
-use crate::cost::JobCost;
 use crate::engine::{DeviceRef, Drained, Hold, LaneRef, LinkRef, Node, NodeRef};
 
 /// One question on its way through the engine.
@@ -52,10 +51,13 @@ impl<'a> Simulation<'a> {
 
     pub(super) fn carry_out_actions(&mut self) -> Result<(), WhatIfError> {
         let actions = self.actions;
-        let mut pieces = false;
+        let (mut pieces, mut waits) = (false, false);
         for (index, action) in actions.iter().enumerate() {
             match action {
-                Action::Run { work: Work::New(spec), lane, rank } => self.run_new(index, spec, *lane, *rank)?,
+                Action::Run { work: Work::New(spec), lane, rank } => {
+                    waits |= !spec.after.is_empty();
+                    self.run_new(index, spec, *lane, *rank)?;
+                }
                 Action::Run { work: Work::Existing { job, ops }, lane, rank } => {
                     pieces = true;
                     self.run_existing(index, *job, ops.clone(), *lane, *rank)?;
@@ -72,7 +74,23 @@ impl<'a> Simulation<'a> {
                 _ => return refuse(index, "this forecast does not know that kind of action"),
             }
         }
-        if pieces { self.connect_pieces() } else { Ok(()) }
+        if pieces {
+            self.connect_pieces()?;
+        }
+        if waits { self.connect_new() } else { Ok(()) }
+    }
+
+    /// Orders new jobs behind those that they wait for.
+    fn connect_new(&mut self) -> Result<(), WhatIfError> {
+        for (index, action) in self.actions.iter().enumerate() {
+            let Action::Run { work: Work::New(spec), .. } = action else { continue };
+            let run = self.scratch.runs.iter().find(|run| run.origin == Origin::Action(index));
+            let Some(node) = run.map(Run::first) else { continue };
+            for &job in &spec.after {
+                self.wait_for(index, job, node)?;
+            }
+        }
+        Ok(())
     }
 
     /// Runs to the horizon, asking the continuations for more whenever their lane has nothing left.
@@ -192,9 +210,6 @@ impl<'a> Simulation<'a> {
         if let Some(weights) = weights {
             self.scratch.engine.add_edge(weights, node);
         }
-        for &job in &spec.after {
-            self.wait_for(index, job, node)?;
-        }
         Ok(())
     }
 
@@ -206,7 +221,7 @@ impl<'a> Simulation<'a> {
         else {
             return NodeRef(u32::MAX);
         };
-        let cost = JobCost::bind(&*mirror.cost, &model.template, &spec.binding, &device.spec);
+        let Some(cost) = mirror.bind(spec, lane.device) else { return NodeRef(u32::MAX) };
         let activations = model.template.activation_bytes(&spec.binding);
         let engine = &mut self.scratch.engine;
         let cost = engine.add_cost(cost);
@@ -223,7 +238,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// `node` starts after `job` is done.
-    fn wait_for(&mut self, index: usize, job: JobId, node: NodeRef) -> Result<(), WhatIfError> {
+    pub(super) fn wait_for(&mut self, index: usize, job: JobId, node: NodeRef) -> Result<(), WhatIfError> {
         let Some(known) = self.mirror.job(job) else { return Ok(()) };
         if known.progress >= known.op_count() {
             return Ok(());
@@ -234,7 +249,7 @@ impl<'a> Simulation<'a> {
         let count = known.op_count();
         let last = self.scratch.runs.iter().find(|run| run.job == Some(job) && run.ops.end == count);
         let Some(last) = last.map(Run::last) else {
-            return refuse(index, format_args!("it waits for {job}, whose last operators nobody has placed"));
+            return refuse(index, format_args!("it waits for {job}, whose last operators are not placed"));
         };
         self.scratch.engine.add_edge(last, node);
         Ok(())
@@ -254,13 +269,7 @@ impl<'a> Simulation<'a> {
         if found { Ok(()) } else { refuse(index, format_args!("{job} is not on a lane")) }
     }
 
-    fn prefetch(
-        &mut self,
-        index: usize,
-        model: ModelId,
-        device: DeviceId,
-        source: Source,
-    ) -> Result<(), WhatIfError> {
+    fn prefetch(&mut self, index: usize, model: ModelId, device: DeviceId, source: Source) -> Result<(), WhatIfError> {
         let state = self.usable(index, device)?;
         let Some(known) = self.mirror.models.get(model.index()) else {
             return refuse(index, format_args!("there is no {model}"));

@@ -50,11 +50,7 @@ pub(super) const OF_POLICY: &[Figure<PolicySummary>] = &[
     Figure::compared("token throughput, tokens/s", |p| count(p.token_throughput), |p| p.token_throughput),
     Figure::part("input", |p| count(p.input_token_throughput), |p| p.input_token_throughput),
     Figure::part("output", |p| count(p.output_token_throughput), |p| p.output_token_throughput),
-    Figure::part(
-        "FLOP-weighted, TFLOP/s",
-        |p| count(p.flop_weighted_throughput),
-        |p| p.flop_weighted_throughput,
-    ),
+    Figure::part("FLOP-weighted, TFLOP/s", |p| count(p.flop_weighted_throughput), |p| p.flop_weighted_throughput),
     Figure::compared("goodput, tokens/s", |p| count(p.goodput), |p| p.goodput),
     Figure::plain("SLA violations, worst tenant", |p| share(p.sla_violation_rate)),
     Figure::plain("device busy share", |p| share(p.busy_share)),
@@ -77,9 +73,7 @@ pub(super) const OF_TENANT: &[Figure<TenantSummary>] = &[
     Figure::plain("TTFT p50 / p99, ms", |t| pair(t.ttft_ms.p50, t.ttft_ms.p99)),
     Figure::plain("TPOT p50 / p99, ms", |t| pair(t.tpot_ms.p50, t.tpot_ms.p99)),
     Figure::compared("token throughput, tokens/s", |t| count(t.token_throughput), |t| t.token_throughput),
-    Figure::plain("completed / arrived", |t| {
-        Some(format!("{} / {}", grouped(t.completed), grouped(t.arrived)))
-    }),
+    Figure::plain("completed / arrived", |t| Some(format!("{} / {}", grouped(t.completed), grouped(t.arrived)))),
     Figure::plain("preemptions", |t| whole(t.preemptions)),
 ];
 
@@ -125,6 +119,11 @@ pub(super) fn count(value: f64) -> Option<String> {
     } else {
         format!("{value:.2}")
     })
+}
+
+/// A given value in as many digits as it was given in; [`NOTHING`] unless finite.
+pub(super) fn given(value: f64) -> String {
+    if value.is_finite() { value.to_string() } else { NOTHING.to_owned() }
 }
 
 /// A share of one as a percentage; [`None`] unless finite.
@@ -191,6 +190,8 @@ mod tests {
         assert_eq!(written(99.96), "100");
         assert_eq!(written(1_234_567.8), "1,234,568");
         assert_eq!(written(-1_234.0), "-1,234");
+        assert_eq!(given(1.5), "1.5");
+        assert_eq!(given(600.0), "600");
         assert_eq!(share(0.0912).unwrap(), "9.12 %");
         assert_eq!(share(1.0).unwrap(), "100.0 %");
         assert_eq!(grouped(u64::MAX), "18,446,744,073,709,551,615");
@@ -201,6 +202,7 @@ mod tests {
         for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             assert_eq!(count(value), None);
             assert_eq!(share(value), None);
+            assert_eq!(given(value), NOTHING);
         }
         assert_eq!(pair(f64::NAN, 2.0).unwrap(), "- / 2.00");
         assert_eq!(pair(f64::NAN, f64::NAN), None);

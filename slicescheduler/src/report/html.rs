@@ -3,7 +3,7 @@
 //! The page is a single file that refers to nothing outside itself, so it can be opened from disk,
 //! mailed or archived. Tables and bars are plain markup and need no script; timelines, utilisation
 //! and memory are drawn by a short script from data in the page. Runs of any length fit: what is
-//! drawn is cut or binned to at most a few megabytes (see [`write`]).
+//! drawn is cut or binned to at most a few megabytes (see [`write()`]).
 
 mod data;
 mod figures;
@@ -49,7 +49,9 @@ pub fn write(summary: &Summary, runs: &[RunRecord], out: &mut impl Write) -> io:
     figures::service_levels(&mut out, summary, &tenants)?;
     pictures(&mut out, runs, &tenants, &extent)?;
     figures::definitions(&mut out, summary)?;
-    out.write_all(b"</main>\n<div id=\"tip\" role=\"status\" hidden></div>\n<script type=\"application/json\" id=\"data\">")?;
+    out.write_all(
+        b"</main>\n<div id=\"tip\" role=\"status\" hidden></div>\n<script type=\"application/json\" id=\"data\">",
+    )?;
     data::write(&mut out, runs, &tenants, &extent)?;
     write!(out, "</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n")?;
     out.flush()
@@ -94,7 +96,8 @@ fn pictures(out: &mut impl Write, runs: &[RunRecord], tenants: &Tenants<'_>, ext
         runs,
         "memory",
         "Memory",
-        "Bytes in use on each device over the whole run, by kind. The dashed line is what may be used.",
+        "Bytes in use on each device over the whole run, by kind, with the peak in digits. The dashed line \
+         is what may be used.",
         figures::memory_legend,
     )
 }

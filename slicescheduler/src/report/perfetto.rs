@@ -25,11 +25,22 @@ use crate::report::{RunRecord, Span, SpanKind};
 pub fn write(runs: &[RunRecord], out: &mut impl Write) -> io::Result<()> {
     let mut trace = Trace { out: io::BufWriter::new(out), empty: true };
     trace.out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+    let mut thread = runs.len() + 1;
     for (index, run) in runs.iter().enumerate() {
-        trace.run(index + 1, run)?;
+        trace.run(&Numbers { process: index + 1, thread }, run)?;
+        thread += run.devices.len();
     }
     trace.out.write_all(b"\n]}\n")?;
     trace.out.flush()
+}
+
+/// The numbers of a run in the trace. No thread has the number of a process or of another thread:
+/// viewers take a thread with its process's number for the main thread, and some tell threads apart
+/// by their number alone.
+struct Numbers {
+    process: usize,
+    /// The thread of the first device; the others follow.
+    thread: usize,
 }
 
 struct Trace<W: Write> {
@@ -38,25 +49,23 @@ struct Trace<W: Write> {
 }
 
 impl<W: Write> Trace<W> {
-    fn run(&mut self, process: usize, run: &RunRecord) -> io::Result<()> {
-        self.name(process, 0, "process_name", &run.summary.name)?;
-        self.order(process, 0, "process_sort_index", process)?;
+    fn run(&mut self, numbers: &Numbers, run: &RunRecord) -> io::Result<()> {
+        self.label(numbers, None, "process", &run.summary.name, numbers.process)?;
         for (device, label) in run.devices.iter().enumerate() {
             let owner = label.owner.and_then(|owner| run.tenants.get(owner));
             let name = match owner {
                 Some(owner) => format!("{} ({})", label.name, owner.name),
                 None => label.name.clone(),
             };
-            self.name(process, device + 1, "thread_name", &name)?;
-            self.order(process, device + 1, "thread_sort_index", device + 1)?;
+            self.label(numbers, Some(device), "thread", &name, device)?;
         }
         for span in &run.spans {
-            self.span(process, run, span)?;
+            self.span(numbers, run, span)?;
         }
-        self.memory(process, run)
+        self.memory(numbers, run)
     }
 
-    fn span(&mut self, process: usize, run: &RunRecord, span: &Span) -> io::Result<()> {
+    fn span(&mut self, numbers: &Numbers, run: &RunRecord, span: &Span) -> io::Result<()> {
         let tenant = match run.tenants.get(span.tenant as usize) {
             Some(tenant) => tenant.name.clone(),
             None => format!("tenant {}", span.tenant),
@@ -65,7 +74,7 @@ impl<W: Write> Trace<W> {
             SpanKind::Prefill => "prefill",
             SpanKind::Decode => "decode",
         };
-        self.begin(process, u64::from(span.device) + 1, 'X')?;
+        self.begin(numbers, Some(span.device as usize), 'X')?;
         self.out.write_all(b",\"name\":")?;
         self.string(&format!("{tenant} {kind}"))?;
         write!(
@@ -82,13 +91,13 @@ impl<W: Write> Trace<W> {
         )
     }
 
-    fn memory(&mut self, process: usize, run: &RunRecord) -> io::Result<()> {
+    fn memory(&mut self, numbers: &Numbers, run: &RunRecord) -> io::Result<()> {
         let used = ByteKind::ALL.map(|kind| run.memory.iter().any(|sample| sample.bytes[kind as usize] > 0));
         if !used.contains(&true) {
             return Ok(());
         }
         for sample in &run.memory {
-            self.begin(process, 0, 'C')?;
+            self.begin(numbers, None, 'C')?;
             self.out.write_all(b",\"name\":")?;
             match run.devices.get(sample.device as usize) {
                 Some(device) => self.string(&format!("{} memory, bytes", device.name))?,
@@ -105,22 +114,31 @@ impl<W: Write> Trace<W> {
         Ok(())
     }
 
-    fn name(&mut self, process: usize, thread: usize, what: &str, name: &str) -> io::Result<()> {
-        self.begin(process, thread as u64, 'M')?;
-        write!(self.out, ",\"name\":\"{what}\",\"args\":{{\"name\":")?;
+    /// Names a process or a thread (`what`) and puts it into its place.
+    fn label(
+        &mut self,
+        numbers: &Numbers,
+        device: Option<usize>,
+        what: &str,
+        name: &str,
+        place: usize,
+    ) -> io::Result<()> {
+        self.begin(numbers, device, 'M')?;
+        write!(self.out, ",\"name\":\"{what}_name\",\"args\":{{\"name\":")?;
         self.string(name)?;
-        self.out.write_all(b"}}")
-    }
-
-    fn order(&mut self, process: usize, thread: usize, what: &str, index: usize) -> io::Result<()> {
-        self.begin(process, thread as u64, 'M')?;
-        write!(self.out, ",\"name\":\"{what}\",\"args\":{{\"sort_index\":{index}}}}}")
+        self.out.write_all(b"}}")?;
+        self.begin(numbers, device, 'M')?;
+        write!(self.out, ",\"name\":\"{what}_sort_index\",\"args\":{{\"sort_index\":{place}}}}}")
     }
 
     /// Opens an event; the caller writes its other fields and closes it.
-    fn begin(&mut self, process: usize, thread: u64, phase: char) -> io::Result<()> {
+    fn begin(&mut self, numbers: &Numbers, device: Option<usize>, phase: char) -> io::Result<()> {
         let separator = if std::mem::take(&mut self.empty) { "\n" } else { ",\n" };
-        write!(self.out, "{separator}{{\"ph\":\"{phase}\",\"pid\":{process},\"tid\":{thread}")
+        write!(self.out, "{separator}{{\"ph\":\"{phase}\",\"pid\":{}", numbers.process)?;
+        match device {
+            Some(device) => write!(self.out, ",\"tid\":{}", numbers.thread + device),
+            None => Ok(()),
+        }
     }
 
     fn string(&mut self, text: &str) -> io::Result<()> {

@@ -31,21 +31,19 @@ const NAME_LIMIT: usize = 32;
 ///     rate_scale: 1.0,
 ///     policies: Vec::new(),
 /// };
-/// assert!(table::render(&summary).starts_with("simulated: empty, seed 7, window 60.0 s"));
+/// assert!(table::render(&summary).starts_with("simulated: empty, seed 7, window 60 s"));
 /// ```
 pub fn render(summary: &Summary) -> String {
     let mut text = String::new();
     let scenario = figure::printable(&summary.scenario, NAME_LIMIT);
-    let window = figure::count(summary.duration_s);
-    let scale = figure::count(summary.rate_scale);
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
         "{}: {scenario}, seed {}, window {} s, rate scale {}",
         figure::provenance(summary),
         summary.seed,
-        window.as_deref().unwrap_or(NOTHING),
-        scale.as_deref().unwrap_or(NOTHING),
+        figure::given(summary.duration_s),
+        figure::given(summary.rate_scale),
     );
     let Some(first) = summary.policies.first() else {
         text.push_str("no policy ran\n");
@@ -69,7 +67,9 @@ pub fn render(summary: &Summary) -> String {
         }
         from = to;
     }
-    text.push_str("\nRatios are to the first policy. Decision, forecast and replay times are measured on this machine.\n");
+    text.push_str(
+        "\nRatios are to the first policy. Decision, forecast and replay times are measured on this machine.\n",
+    );
     text
 }
 

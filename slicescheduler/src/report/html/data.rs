@@ -75,8 +75,7 @@ pub(super) fn write(
 }
 
 fn write_run(out: &mut impl Write, run: &RunRecord, tenants: &Tenants<'_>, extent: &Extent) -> io::Result<()> {
-    let local: Vec<usize> =
-        run.tenants.iter().map(|tenant| tenants.index(&tenant.name).unwrap_or_default()).collect();
+    let local: Vec<usize> = run.tenants.iter().map(|tenant| tenants.index(&tenant.name).unwrap_or_default()).collect();
     let devices = &run.devices[..run.devices.len().min(MAX_DEVICES)];
     let (from, to) = (run.detail.0, run.detail.1.min(extent.end).max(run.detail.0));
     write!(out, "\n{{\"name\":{},\"detail\":[{},{}]", Quoted(&run.summary.name), micros(from), micros(to))?;
@@ -102,12 +101,13 @@ fn write_run(out: &mut impl Write, run: &RunRecord, tenants: &Tenants<'_>, exten
     let width = seconds.div_ceil(extent.bins).max(1);
     write!(out, ",\"bin\":{width},\"seconds\":{seconds},\"use\":")?;
     list(out, run.seconds.iter().take(devices.len()), |out, seconds| {
-        let shares = seconds.chunks(width).flat_map(|bin| shares(bin));
+        let shares = seconds.chunks(width).flat_map(shares);
         list(out, shares, |out, share| write!(out, "{share}"))
     })?;
 
     let samples = peaks(&run.memory, devices.len(), extent.bins);
-    let largest = samples.iter().flatten().map(|sample| total(sample)).chain(devices.iter().map(|device| device.usable)).max();
+    let largest =
+        samples.iter().flatten().map(|sample| total(sample)).chain(devices.iter().map(|device| device.usable)).max();
     let unit = largest.unwrap_or(0).div_ceil(100_000).max(1);
     write!(out, ",\"unit\":{unit},\"usable\":")?;
     list(out, devices, |out, device| write!(out, "{}", device.usable / unit))?;
@@ -160,7 +160,7 @@ fn peaks(samples: &[MemorySample], devices: usize, bins: usize) -> Vec<Vec<&Memo
         last[device] = Some(sample);
         match kept[device].last_mut() {
             Some(top) if top.at.get() / width == sample.at.get() / width => {
-                if total(sample) > total(*top) {
+                if total(sample) > total(top) {
                     *top = sample;
                 }
             }

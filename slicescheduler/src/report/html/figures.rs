@@ -34,18 +34,18 @@ pub(super) fn header(out: &mut impl Write, summary: &Summary, runs: &[RunRecord]
         out,
         "<span>{} tenants</span> <span>window {} s</span> <span>rate scale {}</span> <span>seed {}</span></p>",
         figure::tenant_names(summary).len(),
-        number(summary.duration_s),
-        number(summary.rate_scale),
+        figure::given(summary.duration_s),
+        figure::given(summary.rate_scale),
         summary.seed
     )?;
-    if let Some((first, others)) = summary.policies.split_first() {
-        if !others.is_empty() {
-            writeln!(out, "<ul class=\"lead\">")?;
-            for policy in others {
-                lead(out, policy, first)?;
-            }
-            writeln!(out, "</ul>")?;
+    if let Some((first, others)) = summary.policies.split_first()
+        && !others.is_empty()
+    {
+        writeln!(out, "<ul class=\"lead\">")?;
+        for policy in others {
+            lead(out, policy, first)?;
         }
+        writeln!(out, "</ul>")?;
     }
     writeln!(out, "</header>")
 }
@@ -145,9 +145,9 @@ pub(super) fn service_levels(out: &mut impl Write, summary: &Summary, tenants: &
         .fold(SLA_LIMIT / 0.9, f64::max);
     write!(
         out,
-        "<section>\n<h2>Service level and latency by tenant</h2>\n<p class=\"note\">The tick in a bar is at {}.</p>\n\
+        "<section>\n<h2>Service level and latency by tenant</h2>\n<p class=\"note\">The tick in a bar is at {} %.</p>\n\
          <div class=\"wide\"><table class=\"tenants\">\n<thead><tr><td></td>",
-        percent(SLA_LIMIT)
+        figure::given(SLA_LIMIT * 100.0)
     )?;
     for column in OF_TENANT {
         write!(out, "<th scope=\"col\">{}</th>", column.label)?;
@@ -184,13 +184,7 @@ pub(super) fn service_levels(out: &mut impl Write, summary: &Summary, tenants: &
     writeln!(out, "</table></div>\n</section>")
 }
 
-fn violations(
-    out: &mut impl Write,
-    tenant: &TenantSummary,
-    text: &str,
-    largest: f64,
-    colour: &str,
-) -> io::Result<()> {
+fn violations(out: &mut impl Write, tenant: &TenantSummary, text: &str, largest: f64, colour: &str) -> io::Result<()> {
     write!(
         out,
         "<td class=\"sla\"><span class=\"gauge\"><i style=\"width:{:.2}%;background:{colour}\"></i>\
@@ -249,10 +243,7 @@ const DEFINITIONS: &[(&str, &str)] = &[
          late, or if it is dropped or never ends. The rate is the share of a tenant's requests; the worst \
          latency-sensitive tenant counts for a policy.",
     ),
-    (
-        "TTFT, TPOT",
-        "Time from arrival to the first token, and mean time per output token after it, per request.",
-    ),
+    ("TTFT, TPOT", "Time from arrival to the first token, and mean time per output token after it, per request."),
     ("Device busy share", "Share of all device time in which something ran."),
     (
         "Idle-slice recovery",

@@ -226,7 +226,7 @@
       g.fillRect(left, y + 1, width - left, tall);
       const shares = run.use[row] || [];
       for (let i = 0; 2 * i < shares.length; i++) {
-        const x = at(i * run.bin), wide = at((i + 1) * run.bin) - x;
+        const x = Math.round(at(i * run.bin)), wide = Math.max(1, Math.round(at((i + 1) * run.bin)) - x);
         const owner = Math.min(shares[2 * i] / 1000, 1) * tall;
         const guest = Math.min(shares[2 * i + 1] / 1000 * tall, tall - owner);
         g.fillStyle = device.owner < 0 ? colour.muted : colour.tenant[device.owner];
@@ -255,7 +255,7 @@
   const CELL = { width: 250, height: 104, gap: 24, top: 22, bottom: 14 };
   function cells(run, width) {
     const count = Math.max(1, Math.floor((width + CELL.gap) / (CELL.width + CELL.gap)));
-    const wide = (width + CELL.gap) / count - CELL.gap;
+    const wide = Math.floor((width + CELL.gap) / count - CELL.gap);
     return { count, wide, at: index => [index % count * (wide + CELL.gap), Math.floor(index / count) * CELL.height] };
   }
   const sum = (samples, i) => samples[i + 1] + samples[i + 2] + samples[i + 3] + samples[i + 4] + samples[i + 5];
@@ -274,13 +274,13 @@
       g.fillStyle = colour.faint;
       g.fillRect(left, top + CELL.top, grid.wide, tall);
       for (let i = 0; i < samples.length; i += 6) {
-        const x = left + samples[i] / end * grid.wide;
-        const next = left + (i + 6 < samples.length ? samples[i + 6] / end : 1) * grid.wide;
+        const x = Math.round(left + samples[i] / end * grid.wide);
+        const next = Math.round(left + (i + 6 < samples.length ? samples[i + 6] / end : 1) * grid.wide);
         let y = base;
         for (let kind = 0; kind < 5; kind++) {
           const part = samples[i + 1 + kind] * scale;
           g.fillStyle = colour.kind[kind];
-          g.fillRect(x, y - part, next - x + 0.3, part);
+          g.fillRect(x, y - part, Math.max(1, next - x), part);
           y -= part;
         }
       }

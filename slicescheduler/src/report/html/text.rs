@@ -77,10 +77,7 @@ mod tests {
 
     #[test]
     fn markup_in_a_name_stays_text() {
-        assert_eq!(
-            Escaped("<b a=\"1\" c='2'>&amp;é").to_string(),
-            "&lt;b a=&quot;1&quot; c=&#39;2&#39;&gt;&amp;amp;é"
-        );
+        assert_eq!(Escaped("<b a=\"1\" c='2'>&amp;é").to_string(), "&lt;b a=&quot;1&quot; c=&#39;2&#39;&gt;&amp;amp;é");
         assert_eq!(Quoted("</script>\"\n").to_string(), r#""\u003c/script>\"\n""#);
     }
 

@@ -1,0 +1,235 @@
+//! The world of CPU lanes: takes the graph's commands and runs them with real kernels.
+//!
+//! [`CpuWorld`] implements [`World`]. It has one arena per device, laid out as the graph lays the
+//! device out, and obeys: a job's activations lie in the region of its launch, weights in the slot
+//! that the graph reserved for the model, keys and values in the blocks of the graph's KV pool. It
+//! allocates nothing for tensors after it was made.
+//!
+//! **Order and right of way** are those of [`lane`](crate::lane): by rank, in order within a rank,
+//! and an entry yields between two operators to one of higher rank. A job that was recalled goes on
+//! at its next operator, its activations being where they were.
+//!
+//! **Tokens.** Requests are entered with their prompt. What an iteration samples is appended and
+//! reported with [`Event::Finished`]; a request ends at its limit or its end-of-sequence token. The
+//! token stream of a request does not depend on how it was batched, chunked, recalled or recomputed
+//! (see [`kernels`](crate::kernels)).
+//!
+//! **What passes from tenant to tenant.** A KV block that held another tenant's tokens is zeroed on
+//! the lane, before the first operator of the first job that has it in a block table. Weight slots
+//! are overwritten as a whole, and activations are written before they are read.
+//!
+//! **Trust.** The graph sees to it that no two jobs share bytes. The world does not rely on it: each
+//! launch and each transfer claims its bytes, and a command whose bytes are in use is refused.
+//!
+//! **Faults.** An operator that fails or panics fails its job; the lane lives on. A transfer that
+//! fails, or a host that takes a thread away, breaks the world as a whole: [`World::poll`] says so.
+
+mod claims;
+mod device;
+mod flight;
+mod launch;
+mod loads;
+mod program;
+mod sequence;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, Select, Sender, unbounded};
+use slicescheduler_gmg::id::{DeviceId, ModelId, RequestId};
+use slicescheduler_gmg::memory::WeightState;
+use slicescheduler_gmg::plan::{Clock, Command, Event, Source, World, WorldError};
+use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::{GmgView, View};
+
+use crate::error::{ExecutorError, Result};
+use crate::lane::{LaneClock, LaneEvent, ThreadSpawner};
+use crate::model::DecoderModel;
+use crate::registry::{BoundModel, KernelRegistry};
+use crate::transport::{InProcess, InProcessOptions};
+use device::Device;
+use flight::Flight;
+use loads::Loads;
+use sequence::Sequences;
+
+/// How a world of CPU lanes is set up.
+#[derive(Clone, Debug)]
+pub struct CpuWorldOptions {
+    /// The kernels.
+    pub kernels: KernelRegistry,
+    /// The transport that loads weights.
+    pub transfers: InProcessOptions,
+}
+
+impl Default for CpuWorldOptions {
+    /// The kernels of a dense decoder, and a transport of default size.
+    fn default() -> Self {
+        Self { kernels: KernelRegistry::cpu(), transfers: InProcessOptions::default() }
+    }
+}
+
+/// The world of CPU lanes.
+#[derive(Debug)]
+pub struct CpuWorld {
+    clock: Arc<dyn Clock>,
+    /// By [`ModelId`].
+    models: Vec<Option<Arc<BoundModel>>>,
+    /// By [`DeviceId`].
+    devices: Vec<Device>,
+    loads: Loads,
+    sequences: Sequences,
+    /// What is on lanes, by the tag of its entry.
+    flights: BTreeMap<u64, Flight>,
+    launched: u64,
+    events: Receiver<LaneEvent>,
+    /// Keeps the channel open, whatever becomes of the lanes.
+    _events: Sender<LaneEvent>,
+    operators: u64,
+}
+
+impl CpuWorld {
+    /// Makes the devices of the graph: allocates their memory, starts their lanes and one more
+    /// thread for transfers, and loads the weights that are resident.
+    ///
+    /// `view` is the graph after its set-up. `clock` must go on by itself, as a real one does:
+    /// waiting is by it. A model of the graph that is not among `models` can not be run here.
+    ///
+    /// # Errors
+    /// When a model has another template than the graph's, an operator has no kernel, a slot or the
+    /// KV blocks of a device where a model is resident are too small for it, or memory or threads
+    /// are lacking.
+    pub fn new(
+        view: View<'_>,
+        models: Vec<(ModelId, DecoderModel)>,
+        clock: Arc<dyn Clock>,
+        threads: &dyn ThreadSpawner,
+        options: CpuWorldOptions,
+    ) -> Result<Self> {
+        let mut bound = vec![None; view.models().len()];
+        for (id, model) in models {
+            let of_graph = view.model(id).map(|model| &model.template);
+            match bound.get_mut(id.index()) {
+                Some(place) if of_graph.is_some_and(|template| Arc::ptr_eq(template, model.template())) => {
+                    *place = Some(Arc::new(options.kernels.bind(model)?));
+                }
+                _ => return Err(ExecutorError::OtherTemplate(id)),
+            }
+        }
+        let reading = clock.clone();
+        let lane_clock: LaneClock = Arc::new(move || reading.now());
+        let (sender, events) = unbounded();
+        let (transfer_sender, transfer_events) = unbounded();
+        let transport = InProcess::start(threads, lane_clock.clone(), options.transfers, transfer_sender)?;
+        let mut devices = Vec::new();
+        for (device, id) in view.cluster().devices().iter().zip((0..).map(DeviceId)) {
+            let Some(memory) = view.memory(id) else { continue };
+            devices.push(Device::start(id, device.spec.lanes, *memory.layout(), threads, &lane_clock, &sender)?);
+        }
+        let mut world = Self {
+            clock,
+            models: bound,
+            devices,
+            loads: Loads::new(transport, transfer_events),
+            sequences: Sequences::default(),
+            flights: BTreeMap::new(),
+            launched: 0,
+            events,
+            _events: sender,
+            operators: 0,
+        };
+        world.load_residents(view)?;
+        Ok(world)
+    }
+
+    /// Enters a request: its prompt, and when it ends: after `max_output` output tokens, or with the
+    /// first that is `eos`. A replay, which knows how long an answer is, gives its length and no
+    /// `eos`. Enter it before the first job that computes it; entering it again starts it over.
+    ///
+    /// # Errors
+    /// When there is no prompt, or nothing to produce.
+    pub fn prompt(&mut self, request: RequestId, tokens: &[u32], max_output: u32, eos: Option<u32>) -> Result<()> {
+        self.sequences.enter(request, tokens, max_output, eos)
+    }
+
+    /// The output tokens of a request so far; none if it is not known.
+    pub fn tokens(&self, request: RequestId) -> &[u32] {
+        self.sequences.produced(request)
+    }
+
+    /// Drops the tokens of a request that has ended.
+    pub fn forget(&mut self, request: RequestId) {
+        self.sequences.forget(request);
+    }
+
+    /// Operators that ran so far.
+    pub fn operators(&self) -> u64 {
+        self.operators
+    }
+
+    fn load_residents(&mut self, view: View<'_>) -> Result<()> {
+        for index in 0..self.devices.len() {
+            let id = DeviceId(index as u32);
+            let Some(memory) = view.memory(id) else { continue };
+            let resident = memory.models().filter(|&(_, state)| state == WeightState::Resident);
+            for (model, _) in resident {
+                if let Some(slot) = memory.weight_region(model).filter(|_| self.bound(model).is_some()) {
+                    let load = self.load(model, id, Source::Host, slot)?;
+                    self.loads.push(load);
+                }
+            }
+        }
+        while !self.loads.is_idle() {
+            self.loads.start(&mut self.devices, &self.models)?;
+            self.loads.wait();
+            while self.loads.finished(&mut self.devices)?.is_some() {}
+        }
+        Ok(())
+    }
+
+    fn bound(&self, model: ModelId) -> Option<&Arc<BoundModel>> {
+        self.models.get(model.index()).and_then(Option::as_ref)
+    }
+
+    /// Waits until a lane or a transfer has something to report, `limit` at most.
+    fn wait(&self, limit: Nanos) {
+        let mut select = Select::new();
+        select.recv(&self.events);
+        if !self.loads.is_idle() {
+            select.recv(&self.loads.events);
+        }
+        // Which of them is ready, if any, is found by whoever looks next.
+        let _ = select.ready_timeout(Duration::from(limit));
+    }
+}
+
+impl World for CpuWorld {
+    fn enqueue(&mut self, command: &Command, view: View<'_>) -> Result<(), WorldError> {
+        match command {
+            Command::Launch(launch) => self.launch(launch, view),
+            Command::Recall { job, lane, fate } => self.recall(*job, *lane, *fate),
+            Command::Prefetch { model, device, source, region } => self.prefetch(*model, *device, *source, *region),
+            Command::EvictWeights { model, device } => self.evict(*model, *device),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns at once when nothing is under way and `until` is [`Nanos::MAX`]: nothing would ever
+    /// happen.
+    fn poll(&mut self, until: Nanos, events: &mut Vec<Event>) -> Result<Nanos, WorldError> {
+        let before = events.len();
+        loop {
+            self.drain(events)?;
+            let now = self.clock.now();
+            let endless = until == Nanos::MAX && self.is_idle();
+            if events.len() > before || now >= until || endless {
+                return Ok(now);
+            }
+            self.wait(until - now);
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.flights.is_empty() && self.loads.is_idle()
+    }
+}

@@ -1,0 +1,125 @@
+//! What is on lanes, and how its end becomes events of the graph.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use slicescheduler_gmg::id::{JobId, LaneId, RequestId, TenantId};
+use slicescheduler_gmg::plan::{Ended, Event, Failure, Fate};
+use slicescheduler_gmg::units::Nanos;
+
+use super::CpuWorld;
+use super::claims::Claim;
+use super::program::Progress;
+use crate::error::{ExecutorError, Result};
+use crate::lane::{LaneEvent, Outcome, Ticket};
+
+/// What a launch was given for as long as it is on its lane.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub(super) lane: LaneId,
+    /// Whose tokens its blocks will hold.
+    pub(super) tenant: TenantId,
+    pub(super) claims: Vec<Claim>,
+    pub(super) blocks: Arc<[u32]>,
+}
+
+impl Grant {
+    /// Nothing yet.
+    pub(super) fn new(lane: LaneId, tenant: TenantId, blocks: Arc<[u32]>) -> Self {
+        Self { lane, tenant, claims: Vec::with_capacity(2), blocks }
+    }
+}
+
+/// A launch that has not been reported.
+#[derive(Debug)]
+pub(super) struct Flight {
+    pub(super) job: JobId,
+    pub(super) ops: Range<u32>,
+    pub(super) ticket: Ticket,
+    /// What becomes of its activations if it is cut; those of one that yields stay.
+    pub(super) fate: Fate,
+    /// Its job has failed, and that has been reported.
+    pub(super) muted: bool,
+    pub(super) progress: Arc<Progress>,
+    /// Whose tokens its last operator samples, in order.
+    pub(super) emits: Vec<RequestId>,
+    pub(super) grant: Grant,
+}
+
+impl CpuWorld {
+    /// Appends everything that was reported, and starts what waited for it.
+    pub(super) fn drain(&mut self, events: &mut Vec<Event>) -> Result<()> {
+        while let Ok(event) = self.events.try_recv() {
+            self.ended(event, events);
+        }
+        if self.loads.is_idle() {
+            return Ok(());
+        }
+        while let Some((load, at)) = self.loads.finished(&mut self.devices)? {
+            events.push(Event::WeightsLoaded { model: load.model, device: load.device, at });
+        }
+        self.loads.start(&mut self.devices, &self.models)
+    }
+
+    /// An entry left its lane.
+    fn ended(&mut self, event: LaneEvent, events: &mut Vec<Event>) {
+        let LaneEvent { tag, next_op, started, finished: at, outcome, .. } = event;
+        let Some(flight) = self.flights.remove(&tag) else { return };
+        self.operators += u64::from(next_op - flight.ops.start);
+        let failed = matches!(&outcome, Outcome::Failed(error) if !matches!(error, ExecutorError::NotReached { .. }));
+        // An operator that failed had its blocks cleared before it.
+        let used = failed || next_op > flight.ops.start;
+        self.give_back(&flight.grant, used);
+        if flight.muted {
+            return;
+        }
+        let (job, lane, ops) = (flight.job, flight.grant.lane, flight.ops.clone());
+        match outcome {
+            Outcome::Finished => {
+                let sampled = flight.progress.take_sampled();
+                let tokens: Vec<_> = flight.emits.into_iter().zip(sampled).collect();
+                let ended = self.produce(&tokens);
+                events.push(Event::Finished { job, ops, lane, started, at, tokens, ended });
+            }
+            Outcome::Failed(error) if failed => {
+                events.push(failure(job, lane, at, next_op, error.to_string()));
+                self.mute(job);
+            }
+            Outcome::Cancelled => {
+                events.push(failure(job, lane, at, next_op, ExecutorError::LaneEnded.to_string()));
+                self.mute(job);
+            }
+            Outcome::Recalled | Outcome::Failed(_) => {
+                let (done, end, fate) = (ops.start..next_op, ops.end, flight.fate);
+                events.push(Event::Recalled { job, lane, done, end, fate, started, at });
+            }
+        }
+    }
+
+    fn produce(&mut self, tokens: &[(RequestId, u32)]) -> Vec<Ended> {
+        tokens.iter().filter_map(|&(request, token)| self.sequences.produce(request, token)).collect()
+    }
+
+    pub(super) fn give_back(&mut self, grant: &Grant, used: bool) {
+        if let Some(device) = self.devices.get_mut(grant.lane.device.index()) {
+            grant.claims.iter().for_each(|claim| device.claims.give_back(claim));
+            device.claims.give_back_blocks(&grant.blocks, used.then_some(grant.tenant));
+        }
+    }
+
+    /// A job has failed: what else of it is on lanes is taken back and not reported.
+    fn mute(&mut self, job: JobId) {
+        for flight in self.flights.values_mut().filter(|flight| flight.job == job) {
+            flight.muted = true;
+            let lane = flight.grant.lane;
+            let lane = self.devices.get(lane.device.index()).and_then(|device| device.lanes.get(usize::from(lane.index)));
+            if let Some(lane) = lane {
+                lane.recall(&flight.ticket);
+            }
+        }
+    }
+}
+
+fn failure(job: JobId, lane: LaneId, at: Nanos, op: u32, message: String) -> Event {
+    Event::Failed { job, lane, at, failure: Failure::Kernel { op, message } }
+}

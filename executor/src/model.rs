@@ -1,0 +1,309 @@
+//! What the executor needs of a model: its template, where each weight lies, and its weights.
+
+mod weights;
+
+use std::sync::Arc;
+
+use slicescheduler_gmg::dtype::DType;
+use slicescheduler_gmg::graph::{OpGraph, Role, TensorView};
+use slicescheduler_gmg::id::TensorId;
+use slicescheduler_gmg::semantics::OpKind;
+use slicescheduler_gmg::templates::DenseSpec;
+use slicescheduler_gmg::units::Bytes;
+
+pub use weights::{SeededWeights, Shard, WeightSource};
+
+use crate::arena::{ARENA_ALIGN, Arena, Region};
+use crate::error::{ExecutorError, Result};
+use crate::kernels::{KvLayout, PanelMatrix, pack_panels};
+
+/// How a weight lies in its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightShape {
+    /// As it is.
+    Vector(usize),
+    /// `[n, k]` in [panels](PanelMatrix).
+    Matrix { n: usize, k: usize },
+}
+
+impl WeightShape {
+    pub(crate) fn elements(self) -> usize {
+        match self {
+            Self::Vector(length) => length,
+            Self::Matrix { n, k } => PanelMatrix::packed_len(n, k),
+        }
+    }
+}
+
+/// Where a tensor of a template lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// Among the job's activations.
+    Activations,
+    /// At this offset of the weight slot.
+    Slot(Bytes, WeightShape),
+    /// In the KV blocks, as this layer.
+    Cache(usize),
+}
+
+/// The inputs that the executor fills, and the output that it reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ports {
+    pub(crate) token_ids: TensorId,
+    pub(crate) positions: TensorId,
+    pub(crate) logit_rows: TensorId,
+    pub(crate) next_ids: TensorId,
+}
+
+/// A decoder with its weights, packed for the CPU kernels, in host memory.
+///
+/// The packed weights are the image of a weight slot: loading a model onto a device is a copy of
+/// [`slot_bytes`](Self::slot_bytes) bytes, from here or from another device's slot. Cheap to clone;
+/// clones share the image.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use slicescheduler_executor::model::{DecoderModel, SeededWeights};
+/// use slicescheduler_gmg::templates::{DenseSpec, dense};
+///
+/// let spec = DenseSpec::tiny();
+/// let template = Arc::new(dense(&spec)?);
+/// let model = DecoderModel::new(&spec, template, &SeededWeights::new(7))?;
+/// assert_eq!(model.slot_bytes(), spec.weight_bytes());
+/// assert_eq!(model.kv_block_bytes(16), spec.kv_bytes_per_token().times(16));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DecoderModel {
+    template: Arc<OpGraph>,
+    homes: Arc<[Home]>,
+    image: Arc<Arena>,
+    slot_bytes: Bytes,
+    layers: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    max_context: u32,
+    ports: Ports,
+}
+
+impl DecoderModel {
+    /// Packs the weights of a model whose template was made from `spec` by
+    /// [`dense`](slicescheduler_gmg::templates::dense). The graph's model must have the same
+    /// `template`. Takes [`slot_bytes`](Self::slot_bytes) of host memory and, while it runs, the
+    /// size of the largest weight.
+    ///
+    /// Sequences may have `spec.max_context` tokens; raise it before the call if prompts need more.
+    ///
+    /// # Errors
+    /// When the template is not that of a decoder, a weight is not `F32`, the source fails, or there
+    /// is no memory.
+    pub fn new(spec: &DenseSpec, template: Arc<OpGraph>, weights: &dyn WeightSource) -> Result<Self> {
+        let (homes, slot_bytes) = homes(&template)?;
+        let ports = ports(&template)?;
+        let (kv_heads, head_dim) = kv_shape(&template)?;
+        let layers = homes.iter().filter(|home| matches!(home, Home::Cache(_))).count();
+        let mut image = Arena::new(slot_bytes)?;
+        pack(&template, &homes, weights, &mut image)?;
+        Ok(Self {
+            template,
+            homes: homes.into(),
+            image: Arc::new(image),
+            slot_bytes,
+            layers,
+            kv_heads,
+            head_dim,
+            max_context: spec.max_context,
+            ports,
+        })
+    }
+
+    /// The template.
+    pub fn template(&self) -> &Arc<OpGraph> {
+        &self.template
+    }
+
+    /// Bytes that a weight slot must have: what the graph's model must count as its weights. Equal
+    /// to the template's weights where the rows of every matrix are a multiple of
+    /// [`PANEL`](crate::kernels::PANEL), more otherwise.
+    pub fn slot_bytes(&self) -> Bytes {
+        self.slot_bytes
+    }
+
+    /// Bytes that a KV block of `block_tokens` tokens must have.
+    pub fn kv_block_bytes(&self, block_tokens: u32) -> Bytes {
+        self.kv_layout(block_tokens).block_bytes()
+    }
+
+    /// The longest sequence, in tokens.
+    pub fn max_context(&self) -> u32 {
+        self.max_context
+    }
+
+    pub(crate) fn kv_layout(&self, block_tokens: u32) -> KvLayout {
+        KvLayout {
+            layers: self.layers,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            block_tokens: block_tokens as usize,
+        }
+    }
+
+    pub(crate) fn image(&self) -> &Arc<Arena> {
+        &self.image
+    }
+
+    pub(crate) fn home(&self, tensor: TensorId) -> Option<Home> {
+        self.homes.get(tensor.index()).copied()
+    }
+
+    pub(crate) fn ports(&self) -> Ports {
+        self.ports
+    }
+}
+
+fn homes(template: &OpGraph) -> Result<(Vec<Home>, Bytes)> {
+    let (mut end, mut layers) = (Bytes::ZERO, 0);
+    let mut homes = Vec::with_capacity(template.tensor_count() as usize);
+    for view in template.tensors() {
+        homes.push(match view.tensor.role {
+            Role::Weight => {
+                let (offset, shape) = (end, weight_shape(&view)?);
+                end = Region::of::<f32>(offset, shape.elements()).end().align_up(ARENA_ALIGN as u64);
+                Home::Slot(offset, shape)
+            }
+            Role::KvCache => {
+                supported(&view, "an F32 cache")?;
+                layers += 1;
+                Home::Cache(layers - 1)
+            }
+            Role::Input | Role::Activation | Role::Output => Home::Activations,
+        });
+    }
+    Ok((homes, end))
+}
+
+fn supported(view: &TensorView<'_>, expected: &'static str) -> Result<()> {
+    if view.tensor.dtype == DType::F32 { Ok(()) } else { Err(unsupported(view, expected)) }
+}
+
+fn unsupported(view: &TensorView<'_>, expected: &'static str) -> ExecutorError {
+    ExecutorError::UnsupportedTensor {
+        tensor: view.name().to_string(),
+        dtype: view.tensor.dtype,
+        shape: view.tensor.shape.to_string(),
+        expected,
+    }
+}
+
+fn weight_shape(view: &TensorView<'_>) -> Result<WeightShape> {
+    const EXPECTED: &str = "an F32 vector or matrix of fixed size";
+    supported(view, EXPECTED)?;
+    let dims: Option<Vec<usize>> =
+        view.tensor.shape.dims().iter().map(|dim| usize::try_from(dim.as_fixed()?).ok()).collect();
+    match dims.as_deref() {
+        Some(&[length]) => Ok(WeightShape::Vector(length)),
+        Some(&[n, k]) => Ok(WeightShape::Matrix { n, k }),
+        _ => Err(unsupported(view, EXPECTED)),
+    }
+}
+
+fn not_a_decoder(template: &OpGraph, reason: String) -> ExecutorError {
+    ExecutorError::NotADecoder { template: template.name().to_owned(), reason }
+}
+
+fn ports(template: &OpGraph) -> Result<Ports> {
+    let find = |name: &str, role: Role| {
+        let found = template.find_tensor(name).and_then(|id| template.tensor(id));
+        let found = found.filter(|view| view.tensor.role == role && view.tensor.dtype == DType::U32);
+        found.map(|view| view.id).ok_or_else(|| not_a_decoder(template, format!("it has no {role} {name:?} of u32")))
+    };
+    let ports = Ports {
+        token_ids: find("token_ids", Role::Input)?,
+        positions: find("positions", Role::Input)?,
+        logit_rows: find("logit_rows", Role::Input)?,
+        next_ids: find("next_ids", Role::Output)?,
+    };
+    let filled = [ports.token_ids, ports.positions, ports.logit_rows];
+    let unknown = template.tensors().find(|view| view.tensor.role == Role::Input && !filled.contains(&view.id));
+    match unknown {
+        Some(view) => Err(not_a_decoder(template, format!("nothing fills its input {:?}", view.name().to_string()))),
+        None => Ok(ports),
+    }
+}
+
+/// The heads of the cache and their size, the same in all layers.
+fn kv_shape(template: &OpGraph) -> Result<(usize, usize)> {
+    let mut shape = None;
+    for op in template.ops() {
+        if let OpKind::Rotary { kv_heads, head_dim, .. } = *op.kind() {
+            let found = (kv_heads as usize, head_dim as usize);
+            if *shape.get_or_insert(found) != found {
+                return Err(not_a_decoder(template, format!("the cache of {} is unlike the first layer's", op.name())));
+            }
+        }
+    }
+    shape.ok_or_else(|| not_a_decoder(template, "it has no rotary operator".to_owned()))
+}
+
+fn pack(template: &OpGraph, homes: &[Home], weights: &dyn WeightSource, image: &mut Arena) -> Result<()> {
+    let mut plain = Vec::new();
+    for (view, home) in template.tensors().zip(homes) {
+        let Home::Slot(offset, shape) = *home else { continue };
+        let name = view.name().to_string();
+        let place = image.operands().write::<f32>(Region::of::<f32>(offset, shape.elements()))?;
+        match shape {
+            WeightShape::Vector(length) => weights.fill(Shard { name: &name, shape: &[length] }, place)?,
+            WeightShape::Matrix { n, k } => {
+                plain.clear();
+                plain.resize(n.saturating_mul(k), 0.0);
+                weights.fill(Shard { name: &name, shape: &[n, k] }, &mut plain)?;
+                pack_panels(&plain, n, k, place)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use slicescheduler_gmg::templates::dense;
+
+    use super::*;
+
+    fn model(spec: &DenseSpec) -> Result<DecoderModel> {
+        DecoderModel::new(spec, Arc::new(dense(spec).unwrap()), &SeededWeights::new(1))
+    }
+
+    #[test]
+    fn weights_lie_side_by_side_in_the_order_of_the_template() {
+        let model = model(&DenseSpec::tiny()).unwrap();
+        let mut end = Bytes::ZERO;
+        for home in &*model.homes {
+            if let Home::Slot(offset, shape) = *home {
+                assert_eq!(offset, end);
+                end = Region::of::<f32>(offset, shape.elements()).end().align_up(64);
+            }
+        }
+        assert_eq!(end, model.slot_bytes());
+        assert_eq!(model.home(TensorId(u32::MAX)), None);
+    }
+
+    #[test]
+    fn rows_that_make_no_whole_panel_take_more_than_the_template_says() {
+        let mut spec = DenseSpec::tiny();
+        spec.vocab = 65;
+        let model = model(&spec).unwrap();
+        // Two tables of 65 rows are padded to 128 rows of 64 elements.
+        assert_eq!(model.slot_bytes(), spec.weight_bytes() + Bytes(2 * 63 * 64 * 4));
+    }
+
+    #[test]
+    fn a_weight_of_another_type_is_named() {
+        let error = model(&DenseSpec::tiny().with_dtype(DType::BF16)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "tensor \"embed.weight\" is bf16 [256, 64]; an F32 vector or matrix of fixed size is supported"
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! The operands of one operator, at the places that were planned for them.
+
+use std::sync::Arc;
+
+use slicescheduler_gmg::graph::ActivationLayout;
+use slicescheduler_gmg::id::TensorId;
+
+use crate::arena::{Arena, Element, Operands, Region};
+use crate::error::{ExecutorError, Result};
+use crate::kernels::{KvCache, KvLayout, KvPool, PanelMatrix, TokenRows};
+use crate::model::{Home, WeightShape};
+use crate::registry::{BoundModel, BoundOp};
+
+/// The rows of a job's batch, as the kernels take them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Batch {
+    /// Per row: its token.
+    pub(crate) tokens: Vec<u32>,
+    /// Per row: its position.
+    pub(crate) positions: Vec<u32>,
+    /// Rows that give an output token.
+    pub(crate) logit_rows: Vec<u32>,
+    /// Per row: its sequence, a row of the block tables.
+    pub(crate) sequences: Vec<u32>,
+    /// Blocks of all sequences, numbered through.
+    pub(crate) blocks: Vec<u32>,
+    /// Where each sequence's blocks begin.
+    pub(crate) table_starts: Vec<u32>,
+    /// Which block of the pool each of `blocks` is.
+    pub(crate) own: Arc<[u32]>,
+}
+
+/// The memory that a job was granted, and what it holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Space {
+    pub(crate) arena: Arc<Arena>,
+    /// The job's activations, for this lane only.
+    pub(crate) activations: Region,
+    /// The places of the tensors within them.
+    pub(crate) layout: ActivationLayout,
+    /// The weights, which nobody writes meanwhile.
+    pub(crate) slot: Region,
+    /// The device's KV blocks, of which the batch's own are for this lane only.
+    pub(crate) pool: KvPool,
+    pub(crate) kv_layout: KvLayout,
+    pub(crate) model: Arc<BoundModel>,
+    pub(crate) batch: Batch,
+}
+
+impl Space {
+    /// Where an activation lies on the device.
+    pub(crate) fn region(&self, tensor: TensorId) -> Option<Region> {
+        let place = self.layout.region(self.model.model.template(), tensor)?;
+        Some(Region::new(self.activations.offset + place.offset, place.bytes))
+    }
+}
+
+/// The operands of an operator, for as long as it runs.
+///
+/// Activations are slices at their planned places; what is written is held once. Weights are read
+/// from the model's slot. KV blocks are those of the batch's own sequences.
+#[derive(Debug)]
+pub struct Call<'a> {
+    space: &'a Space,
+    op: &'a BoundOp,
+    operands: Operands<'a>,
+    cache_taken: bool,
+}
+
+impl<'a> Call<'a> {
+    /// The call of `op`.
+    ///
+    /// # Safety
+    /// As long as the result or an operand that it handed out lives, nobody else may touch the
+    /// space's activations and the batch's own blocks, or write the weight slot.
+    pub(crate) unsafe fn new(space: &'a Space, op: &'a BoundOp) -> Self {
+        // SAFETY: that nobody else touches the activations is the caller's promise.
+        let operands = unsafe { space.arena.operands_within(space.activations) };
+        Self { space, op, operands, cache_taken: false }
+    }
+
+    /// The rows of the batch. Their sequences' blocks are numbered as those of
+    /// [`cache`](Self::cache).
+    pub fn rows(&self) -> TokenRows<'a> {
+        let batch = &self.space.batch;
+        TokenRows {
+            sequences: &batch.sequences,
+            positions: &batch.positions,
+            blocks: &batch.blocks,
+            table_starts: &batch.table_starts,
+        }
+    }
+
+    /// How many inputs the operator has.
+    pub fn inputs(&self) -> usize {
+        self.op.inputs.len()
+    }
+
+    /// The elements of input `index`, an activation.
+    ///
+    /// # Errors
+    /// When it is not an activation, its size is no whole number of `T`, or it is held for writing.
+    pub fn input<T: Element>(&mut self, index: usize) -> Result<&'a [T]> {
+        let tensor = self.op.inputs.get(index).copied();
+        let region = tensor.and_then(|tensor| self.space.region(tensor));
+        self.operands.read(region.ok_or(no_operand("inputs", index, "an activation"))?)
+    }
+
+    /// The elements of output `index`, to be written. What was in them before is undefined, though
+    /// every bit pattern is a value.
+    ///
+    /// # Errors
+    /// When there is none, its size is no whole number of `T`, or it is held already.
+    pub fn output<T: Element>(&mut self, index: usize) -> Result<&'a mut [T]> {
+        let tensor = self.op.outputs.get(index).copied();
+        let region = tensor.and_then(|tensor| self.space.region(tensor));
+        self.operands.write(region.ok_or(no_operand("outputs", index, "an activation"))?)
+    }
+
+    /// Input `index`, a weight of one dimension.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn vector(&self, index: usize) -> Result<&'a [f32]> {
+        match self.weight(index)? {
+            (elements, WeightShape::Vector(_)) => Ok(elements),
+            _ => Err(no_operand("inputs", index, "a weight of one dimension")),
+        }
+    }
+
+    /// Input `index`, a weight of two dimensions.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn matrix(&self, index: usize) -> Result<PanelMatrix<'a>> {
+        match self.weight(index)? {
+            (elements, WeightShape::Matrix { n, k }) => PanelMatrix::new(elements, n, k),
+            _ => Err(no_operand("inputs", index, "a weight of two dimensions")),
+        }
+    }
+
+    fn weight(&self, index: usize) -> Result<(&'a [f32], WeightShape)> {
+        let Some(Home::Slot(offset, shape)) = self.home(index) else {
+            return Err(no_operand("inputs", index, "a weight"));
+        };
+        let region = Region::of::<f32>(self.space.slot.offset + offset, shape.elements());
+        // SAFETY: offsets of weights are within a slot of the model's size, which the space has;
+        // that nobody writes it is the promise made to `new`.
+        Ok((unsafe { self.space.arena.read_shared(region)? }, shape))
+    }
+
+    /// Input `index`, the KV cache of one layer: which layer, and the blocks of the batch.
+    ///
+    /// # Errors
+    /// When it is something else, or the call has given it away already.
+    pub fn cache(&mut self, index: usize) -> Result<(usize, KvCache<'a>)> {
+        let Some(Home::Cache(layer)) = self.home(index).filter(|_| !self.cache_taken) else {
+            return Err(no_operand("inputs", index, "a KV cache that is not in use"));
+        };
+        self.cache_taken = true;
+        let Space { arena, pool, kv_layout, batch, .. } = self.space;
+        // SAFETY: that nobody else touches the batch's own blocks is the promise made to `new`, and
+        // they are given away once per call.
+        let cache = unsafe { KvCache::shared(arena, *pool, *kv_layout, &batch.own)? };
+        Ok((layer, cache))
+    }
+
+    fn home(&self, index: usize) -> Option<Home> {
+        self.op.inputs.get(index).and_then(|&tensor| self.space.model.model.home(tensor))
+    }
+}
+
+fn no_operand(side: &'static str, index: usize, expected: &'static str) -> ExecutorError {
+    ExecutorError::NoOperand { side, index, expected }
+}

@@ -1,0 +1,142 @@
+//! Transfers between memories of this process, on one thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
+use slicescheduler_gmg::units::Bytes;
+
+use super::{Refusal, Refused, Transfer, TransferEvent, Transport};
+use crate::error::{ExecutorError, Result};
+use crate::lane::{LaneClock, ThreadSpawner};
+
+/// How an in-process transport works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InProcessOptions {
+    /// Bytes that are copied at a time; a transport that is dropped ends after the chunk it is at.
+    pub chunk: Bytes,
+    /// Transfers that may wait.
+    pub queue: usize,
+}
+
+impl Default for InProcessOptions {
+    fn default() -> Self {
+        Self { chunk: Bytes::kib(256), queue: 16 }
+    }
+}
+
+/// Copies in order of submission, chunk by chunk through a buffer of its own, so that it works
+/// between any two memories.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use crossbeam::channel::unbounded;
+/// use slicescheduler_executor::arena::{Arena, Region};
+/// use slicescheduler_executor::backend::Memory;
+/// use slicescheduler_executor::lane::StdThreads;
+/// use slicescheduler_executor::transport::{InProcess, InProcessOptions, Place, Transfer, Transport};
+/// use slicescheduler_gmg::id::TransferId;
+/// use slicescheduler_gmg::units::{Bytes, Nanos};
+///
+/// # fn main() -> Result<(), slicescheduler_executor::ExecutorError> {
+/// let (sender, events) = unbounded();
+/// let options = InProcessOptions::default();
+/// let mut transport = InProcess::start(&StdThreads, Arc::new(|| Nanos::ZERO), options, sender)?;
+/// let (host, device) = (Arc::new(Arena::new(Bytes(64))?), Arc::new(Arena::new(Bytes(256))?));
+/// let from = Place { memory: host, region: Region::new(Bytes(0), Bytes(64)) };
+/// let to = Place { memory: device.clone(), region: Region::new(Bytes(128), Bytes(64)) };
+/// // SAFETY: nobody else has these memories, and they are not used before the event.
+/// let transfer = unsafe { Transfer::new(TransferId(7), from, to)? };
+/// assert!(transport.submit(transfer).is_ok());
+/// assert!(events.iter().take(1).all(|event| event.id == TransferId(7) && event.outcome.is_ok()));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct InProcess {
+    queue: Option<Sender<Transfer>>,
+    ended: Arc<AtomicBool>,
+    exited: Receiver<()>,
+}
+
+impl InProcess {
+    /// Starts a transport on a thread from `threads`. Its events go to `events`.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Spawn`] when there is no thread.
+    pub fn start(
+        threads: &dyn ThreadSpawner,
+        clock: LaneClock,
+        options: InProcessOptions,
+        events: Sender<TransferEvent>,
+    ) -> Result<Self> {
+        let (queue, transfers) = bounded(options.queue);
+        let (alive, exited) = bounded::<()>(0);
+        let ended = Arc::new(AtomicBool::new(false));
+        let chunk = usize::try_from(options.chunk.get().max(1)).unwrap_or(usize::MAX);
+        let worker = Worker { transfers, clock, events, ended: ended.clone(), chunk, _alive: alive };
+        let name = "transfers".to_owned();
+        match threads.spawn(name.clone(), Box::new(move || worker.run())) {
+            Ok(()) => Ok(Self { queue: Some(queue), ended, exited }),
+            Err(source) => Err(ExecutorError::Spawn { name, source }),
+        }
+    }
+}
+
+impl Transport for InProcess {
+    fn submit(&mut self, transfer: Transfer) -> Result<(), Box<Refused>> {
+        let Some(queue) = &self.queue else {
+            return Err(Box::new(Refused { transfer, reason: Refusal::Ended }));
+        };
+        queue.try_send(transfer).map_err(|refused| {
+            Box::new(match refused {
+                TrySendError::Full(transfer) => Refused { transfer, reason: Refusal::Full },
+                TrySendError::Disconnected(transfer) => Refused { transfer, reason: Refusal::Ended },
+            })
+        })
+    }
+}
+
+impl Drop for InProcess {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        self.queue = None;
+        // Nothing is ever sent: this returns when the worker drops its end.
+        let _ = self.exited.recv();
+    }
+}
+
+struct Worker {
+    transfers: Receiver<Transfer>,
+    clock: LaneClock,
+    events: Sender<TransferEvent>,
+    ended: Arc<AtomicBool>,
+    chunk: usize,
+    /// Held for its drop, which the handle waits for; the last field, so that all else is gone by
+    /// then.
+    _alive: Sender<()>,
+}
+
+impl Worker {
+    fn run(self) {
+        let mut buffer = vec![0; self.chunk];
+        for mut transfer in &self.transfers {
+            let started = (self.clock)();
+            let outcome = self.copy(&mut transfer, &mut buffer);
+            let finished = (self.clock)();
+            // A host that has dropped its receiver does not want to know.
+            let _ = self.events.send(transfer.end(started, finished, outcome));
+        }
+    }
+
+    fn copy(&self, transfer: &mut Transfer, buffer: &mut [u8]) -> Result<()> {
+        while !transfer.left().is_zero() {
+            if self.ended.load(Ordering::Acquire) {
+                return Err(ExecutorError::TransportEnded { left: transfer.left(), size: transfer.size() });
+            }
+            transfer.copy_chunk(buffer)?;
+        }
+        Ok(())
+    }
+}

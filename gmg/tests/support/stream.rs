@@ -1,0 +1,300 @@
+//! Random streams of deltas: mostly sensible, sometimes wrong in one way, sometimes nonsense.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use slicescheduler_gmg::delta::NewRequest;
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId};
+use slicescheduler_gmg::job::{Job, JobSpec, KvGrowth, Row, StoredState};
+use slicescheduler_gmg::memory::WeightState;
+use slicescheduler_gmg::plan::{Ended, Event, Failure, Fate, Rank, Source};
+use slicescheduler_gmg::shape::Binding;
+use slicescheduler_gmg::units::{Bytes, Nanos};
+use slicescheduler_gmg::{Container, Delta, Effect, GmgView, Intent, Model, Tenant};
+
+use super::{DEVICES, LANES, chain, iteration, layout};
+
+/// One step, before it is known what there is to act on.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    kind: u8,
+    a: u16,
+    b: u16,
+    c: u16,
+    /// Below 48: something about the delta is wrong.
+    odd: u8,
+}
+
+pub fn steps(count: Range<usize>) -> impl Strategy<Value = Vec<Step>> {
+    let step = (any::<u8>(), any::<u16>(), any::<u16>(), any::<u16>(), any::<u8>())
+        .prop_map(|(kind, a, b, c, odd)| Step { kind, a, b, c, odd });
+    prop::collection::vec(step, count)
+}
+
+/// Turns steps into deltas for the graph as it is. Times are counted up.
+#[derive(Clone, Debug, Default)]
+pub struct Stream {
+    /// Every job there ever was.
+    seen: Vec<JobId>,
+    requests: u64,
+    at: u64,
+}
+
+const RANKS: [Rank; 4] = [Rank::GuestBestEffort, Rank::OwnerBestEffort, Rank::GuestLatency, Rank::OwnerLatency];
+
+impl Stream {
+    /// Remembers what a delta made.
+    pub fn note(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Job(job) => self.seen.push(*job),
+            Effect::Request(request) => self.requests = request.0 + 1,
+            _ => {}
+        }
+    }
+
+    pub fn next(&mut self, step: Step, view: &impl GmgView) -> Delta {
+        self.at += 1;
+        let mut jobs = Vec::new();
+        view.jobs(&mut jobs);
+        let on_lane: Vec<_> = jobs.iter().copied().filter(|&id| view.job(id).is_some_and(Job::is_dispatched)).collect();
+        match step.kind % 48 {
+            0..=7 => self.dispatch(step, view, &jobs).into(),
+            8..=14 => self.finished(step, view, &on_lane).into(),
+            15..=16 => Event::Started { job: self.job(step, &on_lane), at: self.now() }.into(),
+            17..=20 => self.recalled(step, view, &on_lane).into(),
+            21 => self.failed(step, view, &on_lane).into(),
+            22..=27 => Intent::SubmitJob(Arc::new(self.spec(step, &jobs))).into(),
+            28..=30 => Intent::Submit(self.request(step)).into(),
+            31 => Intent::ReleaseKv { request: self.any_request(step), device: device(step.b, step.odd) }.into(),
+            32..=34 => Intent::Retire { job: self.job(step, &jobs) }.into(),
+            35 if step.b & 3 == 0 => Intent::Cancel { job: self.job(step, &jobs) }.into(),
+            36 => Intent::RetireRequest { request: self.any_request(step) }.into(),
+            37 if step.b & 3 == 0 => Intent::Reject { request: self.any_request(step) }.into(),
+            38..=39 => load(step, view).into(),
+            41 => Intent::EvictWeights { model: ModelId(u32::from(step.a % 4)), device: device(step.b, step.odd) }.into(),
+            42 => external(step).into(),
+            43 if step.b % 3 == 0 => Event::DeviceLost { device: device(step.a, step.odd), at: self.now() }.into(),
+            44..=45 => Intent::ReturnDevice { device: device(step.a, step.odd) }.into(),
+            46 => structure(step),
+            47 if step.b & 3 == 0 => Event::Timer { at: self.now() }.into(),
+            _ => loaded(step, view).into(),
+        }
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(self.at)
+    }
+
+    /// A job of `of`; if the step is odd, one that there was, or one that never is.
+    fn job(&self, step: Step, of: &[JobId]) -> JobId {
+        match pick(of, step.a) {
+            Some(job) if step.odd >= 16 => job,
+            _ => pick(&self.seen, step.b).unwrap_or(JobId { slot: 7, generation: u32::from(step.c) }),
+        }
+    }
+
+    fn any_request(&self, step: Step) -> RequestId {
+        RequestId(u64::from(step.a) % (self.requests + 1))
+    }
+
+    fn request(&self, step: Step) -> NewRequest {
+        let tenant = TenantId(if step.odd < 16 { 9 } else { u32::from(step.a % 2) });
+        NewRequest { tenant, arrival: self.now(), prompt: u32::from(step.b % 9), max_output: 8 }
+    }
+
+    fn spec(&self, step: Step, jobs: &[JobId]) -> JobSpec {
+        let model = ModelId(if step.odd < 8 { 9 } else { u32::from(step.a % 2) });
+        let mut spec = iteration(model, u64::from(step.b % 14));
+        if (8..16).contains(&step.odd) {
+            spec.binding = Binding::new();
+        }
+        spec.key.iteration = self.at;
+        if step.c & 7 == 0 {
+            spec.after.extend(pick(jobs, step.b));
+            spec.after.extend(pick(&self.seen, step.c));
+        }
+        let count = if step.c & 4 == 0 { 0 } else { step.c / 8 % 3 };
+        for index in 0..count {
+            let request = RequestId((u64::from(step.a) + u64::from(index)) % (self.requests + 1));
+            spec.rows.push(Row { request, position: 0, tokens: 1, emits: true });
+            if step.b & 1 == 0 {
+                spec.growth.push(KvGrowth { request, blocks: u32::from(step.b / 2 % 5) });
+            }
+        }
+        spec
+    }
+
+    fn dispatch(&self, step: Step, view: &impl GmgView, jobs: &[JobId]) -> Intent {
+        let waits = |id: &JobId| {
+            let pending = |job: &Job| job.segments.iter().any(|segment| segment.state == StoredState::Pending);
+            view.job(*id).is_some_and(|job| pending(job) && (job.waiting_for == 0 || step.c & 0x3000 == 0))
+        };
+        let pending: Vec<_> = jobs.iter().copied().filter(waits).collect();
+        let id = self.job(step, &pending);
+        let job = view.job(id);
+        let count = job.map_or(4, Job::op_count);
+        let first = job.and_then(|job| job.segments.iter().find(|segment| segment.state == StoredState::Pending));
+        let first = first.map_or(0, |segment| segment.first);
+        let mut ops = first..first + 1 + u32::from(step.b) % (count - first).max(1);
+        if step.b & 0x4000 == 0 {
+            ops.end = count;
+        }
+        let mut to = any_lane(step.c, step.odd);
+        if let Some(device) = job.and_then(|job| Some(job.arena?.0).or(job.kv_on))
+            && step.odd >= 24
+        {
+            to.device = device;
+        } else if let Some(job) = job.filter(|_| step.odd >= 24)
+            && step.c & 0xc000 != 0
+        {
+            to.device = home(job.spec.model, view).unwrap_or(to.device);
+        }
+        if let Some(on) = job.and_then(lane_of).filter(|_| step.odd >= 24) {
+            to = on;
+        }
+        if (32..48).contains(&step.odd) {
+            ops = odd_range(step);
+        }
+        Intent::Dispatch { job: id, ops, lane: to, rank: RANKS[usize::from(step.a >> 4) % 4] }
+    }
+
+    fn finished(&self, step: Step, view: &impl GmgView, on_lane: &[JobId]) -> Event {
+        let id = self.job(step, on_lane);
+        let (mut ops, mut lane) = on_lane_ops(view.job(id));
+        if step.c & 1 == 0 {
+            ops.end = ops.start + 1 + u32::from(step.b) % (ops.end - ops.start).max(1);
+        }
+        if (16..32).contains(&step.odd) {
+            ops = odd_range(step);
+        }
+        if (32..40).contains(&step.odd) {
+            lane = any_lane(step.c, step.odd);
+        }
+        let batch = view.job(id).map(|job| job.spec.clone());
+        let mut ended: Vec<Ended> = Vec::new();
+        if let Some(batch) = batch.filter(|_| step.c & 2 == 0) {
+            ended.extend(batch.rows.iter().map(|row| Ended { request: row.request, produced: u32::from(step.b) }));
+        }
+        if (40..48).contains(&step.odd) {
+            ended.push(Ended { request: self.any_request(step), produced: 1 });
+        }
+        Event::Finished { job: id, ops, lane, started: self.now(), at: Nanos(self.at + 1), tokens: vec![], ended }
+    }
+
+    fn recalled(&self, step: Step, view: &impl GmgView, on_lane: &[JobId]) -> Event {
+        let id = self.job(step, on_lane);
+        let (ops, mut lane) = on_lane_ops(view.job(id));
+        let mut done = ops.start..ops.start + u32::from(step.b) % (ops.end - ops.start + 1);
+        let mut end = ops.end;
+        if (16..32).contains(&step.odd) {
+            done = odd_range(step);
+            end = u32::from(step.b % 10);
+        }
+        if (32..40).contains(&step.odd) {
+            lane = any_lane(step.c, step.odd);
+        }
+        let fate = if step.c & 1 == 0 { Fate::Keep } else { Fate::Drop };
+        Event::Recalled { job: id, lane, done, end, fate, started: self.now(), at: Nanos(self.at + 1) }
+    }
+
+    fn failed(&self, step: Step, view: &impl GmgView, on_lane: &[JobId]) -> Event {
+        let id = self.job(step, on_lane);
+        let (ops, mut lane) = on_lane_ops(view.job(id));
+        if (32..40).contains(&step.odd) {
+            lane = any_lane(step.c, step.odd);
+        }
+        let failure = Failure::Kernel { op: ops.start, message: "out of registers".to_owned() };
+        Event::Failed { job: id, lane, at: self.now(), failure }
+    }
+}
+
+fn pick<T: Copy>(of: &[T], index: u16) -> Option<T> {
+    of.get(usize::from(index).checked_rem(of.len())?).copied()
+}
+
+fn device(index: u16, odd: u8) -> DeviceId {
+    DeviceId(u32::from(index) % if odd < 8 { DEVICES + 1 } else { DEVICES })
+}
+
+fn any_lane(index: u16, odd: u8) -> LaneId {
+    let lanes = if odd < 8 { LANES + 1 } else { LANES };
+    LaneId::new(device(index / 4, odd), index % lanes)
+}
+
+fn odd_range(step: Step) -> Range<u32> {
+    u32::from(step.b % 8)..u32::from(step.b / 8 % 9)
+}
+
+fn lane_of(job: &Job) -> Option<LaneId> {
+    job.segments.iter().find(|segment| segment.state.is_on_lane())?.lane
+}
+
+/// A device that has the weights.
+fn home(model: ModelId, view: &impl GmgView) -> Option<DeviceId> {
+    (0..DEVICES).map(DeviceId).find(|&device| view.is_resident(model, device))
+}
+
+/// The first run of operators on a lane, and the lane.
+fn on_lane_ops(job: Option<&Job>) -> (Range<u32>, LaneId) {
+    let segment = job.and_then(|job| job.segments.iter().find(|segment| segment.state.is_on_lane()));
+    match segment.and_then(|segment| Some((segment.first..segment.end, segment.lane?))) {
+        Some(found) => found,
+        None => (0..1, LaneId::new(DeviceId(0), 0)),
+    }
+}
+
+/// Loads weights where their tenant has its container, or anywhere.
+fn load(step: Step, view: &impl GmgView) -> Intent {
+    let absent = |device: DeviceId| {
+        let container = view.container_of(device)?;
+        let model = ModelId(container.0);
+        (!view.is_lost(device) && view.memory(device)?.weight_state(model).is_none()).then_some((model, device))
+    };
+    if step.odd >= 48
+        && let Some((model, device)) = (0..DEVICES).map(DeviceId).find_map(absent)
+    {
+        return Intent::LoadWeights { model, device, source: Source::Host };
+    }
+    let source = match step.c % 4 {
+        0 => Source::Device(device(step.c / 4, step.odd)),
+        _ => Source::Host,
+    };
+    Intent::LoadWeights { model: ModelId(u32::from(step.a % 3)), device: device(step.b, step.odd), source }
+}
+
+/// Weights arrive where some are awaited, or anywhere.
+fn loaded(step: Step, view: &impl GmgView) -> Event {
+    let awaited = |device: DeviceId| {
+        let memory = view.memory(device)?;
+        memory.models().find(|&(_, state)| state == WeightState::Loading).map(|(model, _)| (model, device))
+    };
+    let somewhere = (ModelId(u32::from(step.a % 3)), device(step.b, step.odd));
+    let found = (0..DEVICES).map(DeviceId).find_map(awaited).filter(|_| step.odd >= 48);
+    let (model, device) = found.unwrap_or(somewhere);
+    Event::WeightsLoaded { model, device, at: Nanos(1) }
+}
+
+fn external(step: Step) -> Intent {
+    let bytes = if step.odd < 4 { Bytes(u64::MAX) } else { Bytes(u64::from(step.b)) };
+    let device = device(step.a, step.odd);
+    if step.c & 1 == 0 { Intent::ReserveExternal { device, bytes } } else { Intent::ReleaseExternal { device, bytes } }
+}
+
+/// What changes rarely.
+fn structure(step: Step) -> Delta {
+    match step.a % 3 {
+        0 => {
+            let mut wanted = layout();
+            wanted.arena = Bytes::kib(u64::from(step.b % 16));
+            Intent::LayOut { device: device(step.c, step.odd), layout: wanted }.into()
+        }
+        1 => Intent::AddTenant(Arc::new(Tenant::best_effort(&format!("t{}", step.b % 4)))).into(),
+        _ => {
+            let container = Container::replicas((0..u32::from(step.b % 3)).map(|nth| nth + u32::from(step.c % 3)));
+            let model = Model::new("late", chain());
+            let tenant = TenantId(u32::from(step.c / 4 % 5));
+            Intent::AddModel { tenant, model: Arc::new(model), container: Arc::new(container) }.into()
+        }
+    }
+}
