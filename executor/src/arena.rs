@@ -39,10 +39,7 @@ impl Region {
 
     /// Room for `count` elements at `offset`.
     pub const fn of<T: Element>(offset: Bytes, count: usize) -> Self {
-        Self {
-            offset,
-            size: Bytes((count as u64).saturating_mul(size_of::<T>() as u64)),
-        }
+        Self { offset, size: Bytes((count as u64).saturating_mul(size_of::<T>() as u64)) }
     }
 
     /// One past its last byte.
@@ -178,20 +175,12 @@ impl Arena {
         let Region { offset, size } = region;
         let end = offset.get().checked_add(size.get());
         if end.is_none_or(|end| end > self.size().get()) {
-            return Err(ExecutorError::RegionOutOfBounds {
-                offset,
-                size,
-                arena: self.size(),
-            });
+            return Err(ExecutorError::RegionOutOfBounds { offset, size, arena: self.size() });
         }
         // Both fit usize: the arena does, and they are within it.
         let (start, bytes) = (offset.get() as usize, size.get() as usize);
         if !start.is_multiple_of(align_of::<T>()) || !bytes.is_multiple_of(size_of::<T>()) {
-            return Err(ExecutorError::RegionMisaligned {
-                offset,
-                size,
-                element: size_of::<T>(),
-            });
+            return Err(ExecutorError::RegionMisaligned { offset, size, element: size_of::<T>() });
         }
         // SAFETY: start is within the allocation, or one past its end.
         let first = unsafe { self.base.add(start) };
@@ -279,9 +268,7 @@ impl<'a> Operands<'a> {
             }
         }
         let Some(slot) = self.held.get_mut(self.count) else {
-            return Err(ExecutorError::TooManyRegions {
-                limit: MAX_OPERANDS,
-            });
+            return Err(ExecutorError::TooManyRegions { limit: MAX_OPERANDS });
         };
         *slot = (region, written);
         self.count += 1;
@@ -307,46 +294,21 @@ mod tests {
         assert_eq!(written, [0.0; 8]);
         assert!(written.as_ptr().addr().is_multiple_of(64));
         written.fill(1.5);
-        assert_eq!(
-            arena.operands().read::<u32>(region).unwrap(),
-            [1.5f32.to_bits(); 8]
-        );
+        assert_eq!(arena.operands().read::<u32>(region).unwrap(), [1.5f32.to_bits(); 8]);
         arena.clear(Region::of::<f32>(Bytes(64), 4)).unwrap();
-        assert_eq!(
-            arena.operands().read::<f32>(region).unwrap(),
-            [0.0, 0.0, 0.0, 0.0, 1.5, 1.5, 1.5, 1.5]
-        );
+        assert_eq!(arena.operands().read::<f32>(region).unwrap(), [0.0, 0.0, 0.0, 0.0, 1.5, 1.5, 1.5, 1.5]);
     }
 
     #[test]
     fn regions_outside_or_off_the_elements_are_refused() {
         let mut arena = arena();
         let mut operands = arena.operands();
-        let mut refused = |offset, size| {
-            operands
-                .read::<f32>(Region::new(Bytes(offset), Bytes(size)))
-                .unwrap_err()
-        };
-        assert!(matches!(
-            refused(252, 8),
-            ExecutorError::RegionOutOfBounds { .. }
-        ));
-        assert!(matches!(
-            refused(u64::MAX, 8),
-            ExecutorError::RegionOutOfBounds { .. }
-        ));
-        assert!(matches!(
-            refused(2, 4),
-            ExecutorError::RegionMisaligned { .. }
-        ));
-        assert!(matches!(
-            refused(4, 6),
-            ExecutorError::RegionMisaligned { .. }
-        ));
-        assert!(matches!(
-            arena.clear(Region::new(Bytes(0), Bytes(257))),
-            Err(ExecutorError::RegionOutOfBounds { .. })
-        ));
+        let mut refused = |offset, size| operands.read::<f32>(Region::new(Bytes(offset), Bytes(size))).unwrap_err();
+        assert!(matches!(refused(252, 8), ExecutorError::RegionOutOfBounds { .. }));
+        assert!(matches!(refused(u64::MAX, 8), ExecutorError::RegionOutOfBounds { .. }));
+        assert!(matches!(refused(2, 4), ExecutorError::RegionMisaligned { .. }));
+        assert!(matches!(refused(4, 6), ExecutorError::RegionMisaligned { .. }));
+        assert!(matches!(arena.clear(Region::new(Bytes(0), Bytes(257))), Err(ExecutorError::RegionOutOfBounds { .. })));
     }
 
     #[test]
@@ -354,27 +316,15 @@ mod tests {
         let mut arena = arena();
         let mut operands = arena.operands();
         for _ in 0..MAX_OPERANDS {
-            operands
-                .read::<f32>(Region::of::<f32>(Bytes(0), 1))
-                .unwrap();
+            operands.read::<f32>(Region::of::<f32>(Bytes(0), 1)).unwrap();
         }
-        let error = operands
-            .read::<f32>(Region::of::<f32>(Bytes(0), 1))
-            .unwrap_err();
-        assert!(matches!(
-            error,
-            ExecutorError::TooManyRegions {
-                limit: MAX_OPERANDS
-            }
-        ));
+        let error = operands.read::<f32>(Region::of::<f32>(Bytes(0), 1)).unwrap_err();
+        assert!(matches!(error, ExecutorError::TooManyRegions { limit: MAX_OPERANDS }));
     }
 
     #[test]
     fn an_arena_larger_than_memory_is_refused() {
-        assert!(matches!(
-            Arena::new(Bytes::MAX),
-            Err(ExecutorError::OutOfMemory { wanted: Bytes::MAX })
-        ));
+        assert!(matches!(Arena::new(Bytes::MAX), Err(ExecutorError::OutOfMemory { wanted: Bytes::MAX })));
     }
 
     proptest! {

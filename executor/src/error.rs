@@ -142,9 +142,7 @@ pub enum ExecutorError {
         limit: usize,
     },
     /// An entry names operators that its program does not have.
-    #[error(
-        "operators {start}..{end} are not within the program's {len}, or there are none of them"
-    )]
+    #[error("operators {start}..{end} are not within the program's {len}, or there are none of them")]
     OperatorRange {
         /// First operator asked for.
         start: u32,

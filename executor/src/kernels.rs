@@ -36,12 +36,7 @@ fn check(kernel: &'static str, operand: &'static str, found: usize, expected: us
     if found == expected {
         return Ok(());
     }
-    Err(ExecutorError::OperandLength {
-        kernel,
-        operand,
-        found,
-        expected,
-    })
+    Err(ExecutorError::OperandLength { kernel, operand, found, expected })
 }
 
 /// Refuses a zero dimension.
@@ -49,29 +44,13 @@ fn nonzero(kernel: &'static str, dimension: &'static str, value: usize) -> Resul
     if value > 0 {
         return Ok(());
     }
-    Err(ExecutorError::Dimension {
-        kernel,
-        dimension,
-        value,
-        requirement: "at least 1",
-    })
+    Err(ExecutorError::Dimension { kernel, dimension, value, requirement: "at least 1" })
 }
 
 /// Refuses an operand with an index of `limit` or more.
-fn check_indices(
-    kernel: &'static str,
-    operand: &'static str,
-    indices: &[u32],
-    limit: usize,
-) -> Result<()> {
+fn check_indices(kernel: &'static str, operand: &'static str, indices: &[u32], limit: usize) -> Result<()> {
     match indices.iter().position(|&index| index as usize >= limit) {
         None => Ok(()),
-        Some(at) => Err(ExecutorError::IndexOutOfRange {
-            kernel,
-            operand,
-            at,
-            value: indices[at] as usize,
-            limit,
-        }),
+        Some(at) => Err(ExecutorError::IndexOutOfRange { kernel, operand, at, value: indices[at] as usize, limit }),
     }
 }

@@ -68,17 +68,8 @@ pub struct Entry {
 
 impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            program: _,
-            ops,
-            rank,
-            tag,
-        } = self;
-        f.debug_struct("Entry")
-            .field("ops", ops)
-            .field("rank", rank)
-            .field("tag", tag)
-            .finish_non_exhaustive()
+        let Self { program: _, ops, rank, tag } = self;
+        f.debug_struct("Entry").field("ops", ops).field("rank", rank).field("tag", tag).finish_non_exhaustive()
     }
 }
 
@@ -193,9 +184,7 @@ pub struct Lane {
 
 impl fmt::Debug for Lane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lane")
-            .field("lane", &self.reporter.lane)
-            .finish_non_exhaustive()
+        f.debug_struct("Lane").field("lane", &self.reporter.lane).finish_non_exhaustive()
     }
 }
 
@@ -211,20 +200,12 @@ impl Lane {
         events: Sender<LaneEvent>,
     ) -> Result<Self> {
         let queue = Arc::new(Queue::default());
-        let reporter = Reporter {
-            lane,
-            clock,
-            events,
-        };
+        let reporter = Reporter { lane, clock, events };
         let (alive, exited) = bounded(0);
         let worker = worker::Worker::new(queue.clone(), reporter.clone(), alive);
         let name = lane.to_string();
         match threads.spawn(name.clone(), Box::new(move || worker.run())) {
-            Ok(()) => Ok(Self {
-                queue,
-                reporter,
-                exited,
-            }),
+            Ok(()) => Ok(Self { queue, reporter, exited }),
             Err(source) => Err(ExecutorError::Spawn { name, source }),
         }
     }
@@ -244,15 +225,9 @@ impl Lane {
         let len = entry.program.len();
         let ops = entry.ops.clone().unwrap_or(0..len);
         if ops.is_empty() || ops.end > len {
-            return Err(ExecutorError::OperatorRange {
-                start: ops.start,
-                end: ops.end,
-                len,
-            });
+            return Err(ExecutorError::OperatorRange { start: ops.start, end: ops.end, len });
         }
-        self.queue
-            .push(entry, ops)
-            .map_err(|_| ExecutorError::LaneEnded)
+        self.queue.push(entry, ops).map_err(|_| ExecutorError::LaneEnded)
     }
 
     /// Recalls what an entry of this lane has not started. An entry that still waits is reported

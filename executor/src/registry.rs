@@ -105,9 +105,8 @@ pub trait Kernel: Debug + Send + Sync {
 ///
 /// # Contract
 /// `run` reads the call's inputs and writes all of its outputs. The bits of a row depend on that
-/// row's sequence alone (see [`kernels`](crate::kernels)); `conformance` of the whole is a test that
-/// compares token streams. It does not block, starts no thread, and may be called by several lanes
-/// at a time. A panic fails the job, not the lane.
+/// row's sequence alone (see [`kernels`](crate::kernels)). It does not block, starts no thread, and
+/// may be called by several lanes at a time. A panic fails the job, not the lane.
 pub trait BoundKernel: Debug + Send + Sync {
     /// Runs the operator once.
     ///

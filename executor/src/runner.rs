@@ -48,19 +48,12 @@ impl TaskGraph {
     pub fn compile(tasks: u32, edges: &[(u32, u32)]) -> Result<Self> {
         let limit = u32::MAX as usize;
         if edges.len() > limit {
-            return Err(ExecutorError::TooManyEdges {
-                edges: edges.len(),
-                limit,
-            });
+            return Err(ExecutorError::TooManyEdges { edges: edges.len(), limit });
         }
         let unknown = |&(a, b): &(u32, u32)| a >= tasks || b >= tasks;
         if let Some(edge) = edges.iter().position(unknown) {
             let (before, after) = edges[edge];
-            return Err(ExecutorError::UnknownTask {
-                edge,
-                task: before.max(after),
-                tasks,
-            });
+            return Err(ExecutorError::UnknownTask { edge, task: before.max(after), tasks });
         }
         let count = tasks as usize;
         let (starts, successors) = rows(count, edges.iter().copied());
@@ -71,15 +64,11 @@ impl TaskGraph {
         let predecessors = waiting_for.clone();
 
         // Kahn's algorithm; `order` is its queue.
-        let mut order: Vec<u32> = (0..tasks)
-            .filter(|&task| waiting_for[task as usize] == 0)
-            .collect();
+        let mut order: Vec<u32> = (0..tasks).filter(|&task| waiting_for[task as usize] == 0).collect();
         let roots = order.len() as u32;
         let mut at = 0;
         while let Some(&task) = order.get(at) {
-            for &next in
-                &successors[starts[task as usize] as usize..starts[task as usize + 1] as usize]
-            {
+            for &next in &successors[starts[task as usize] as usize..starts[task as usize + 1] as usize] {
                 waiting_for[next as usize] -= 1;
                 if waiting_for[next as usize] == 0 {
                     order.push(next);
@@ -95,21 +84,10 @@ impl TaskGraph {
         for (label, &task) in order.iter().enumerate() {
             labels[task as usize] = label as u32;
         }
-        let relabelled = edges
-            .iter()
-            .map(|&(a, b)| (labels[a as usize], labels[b as usize]));
+        let relabelled = edges.iter().map(|&(a, b)| (labels[a as usize], labels[b as usize]));
         let (starts, successors) = rows(count, relabelled);
-        let predecessors = order
-            .iter()
-            .map(|&task| predecessors[task as usize])
-            .collect();
-        Ok(Self {
-            tasks: order,
-            starts,
-            successors,
-            predecessors,
-            roots,
-        })
+        let predecessors = order.iter().map(|&task| predecessors[task as usize]).collect();
+        Ok(Self { tasks: order, starts, successors, predecessors, roots })
     }
 
     /// How many tasks there are.
@@ -136,8 +114,7 @@ impl TaskGraph {
 
     /// The labels behind a label.
     fn successors(&self, label: u32) -> &[u32] {
-        &self.successors
-            [self.starts[label as usize] as usize..self.starts[label as usize + 1] as usize]
+        &self.successors[self.starts[label as usize] as usize..self.starts[label as usize + 1] as usize]
     }
 }
 

@@ -1,10 +1,6 @@
 //! Lanes, with interleavings forced by programs that wait for the test.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test may fail by them, in its helpers too"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by them, in its helpers too")]
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,20 +52,8 @@ impl Gate {
 fn gated(len: u32, rank: u8, tag: u64) -> (Entry, Gate) {
     let (begun_in, begun) = unbounded();
     let (go, go_out) = unbounded();
-    let program = Box::new(Gated {
-        len,
-        begun: begun_in,
-        go: go_out,
-    });
-    (
-        Entry {
-            program,
-            ops: None,
-            rank: Rank(rank),
-            tag,
-        },
-        Gate { begun, go },
-    )
+    let program = Box::new(Gated { len, begun: begun_in, go: go_out });
+    (Entry { program, ops: None, rank: Rank(rank), tag }, Gate { begun, go })
 }
 
 /// Calls a closure per operator.
@@ -85,17 +69,8 @@ impl<F: FnMut(u32) -> Result<(), ExecutorError> + Send> Program for Calls<F> {
     }
 }
 
-fn calls(
-    len: u32,
-    tag: u64,
-    step: impl FnMut(u32) -> Result<(), ExecutorError> + Send + 'static,
-) -> Entry {
-    Entry {
-        program: Box::new(Calls(len, step)),
-        ops: None,
-        rank: Rank(0),
-        tag,
-    }
+fn calls(len: u32, tag: u64, step: impl FnMut(u32) -> Result<(), ExecutorError> + Send + 'static) -> Entry {
+    Entry { program: Box::new(Calls(len, step)), ops: None, rank: Rank(0), tag }
 }
 
 const LANE: LaneId = LaneId::new(DeviceId(3), 1);
@@ -108,10 +83,7 @@ fn clock() -> LaneClock {
 
 fn lane() -> (Lane, Receiver<LaneEvent>) {
     let (sender, events) = unbounded();
-    (
-        Lane::start(LANE, &StdThreads, clock(), sender).unwrap(),
-        events,
-    )
+    (Lane::start(LANE, &StdThreads, clock(), sender).unwrap(), events)
 }
 
 fn summary(event: &LaneEvent) -> (u64, u32, &'static str) {
@@ -137,10 +109,7 @@ fn entries_of_one_rank_run_in_order_of_arrival() {
         lane.enqueue(calls(2, tag, step)).unwrap();
     }
     let ended: Vec<LaneEvent> = events.iter().take(3).collect();
-    assert_eq!(
-        *ran.lock().unwrap(),
-        [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
-    );
+    assert_eq!(*ran.lock().unwrap(), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
     for (number, event) in ended.iter().enumerate() {
         assert_eq!(summary(event), (number as u64, 2, "finished"));
         assert_eq!((event.lane, event.ticket), (LANE, number as u64));
@@ -196,12 +165,7 @@ fn what_was_recalled_can_be_run_on_with_its_program() {
     gate.release();
     let event = events.recv().unwrap();
     assert_eq!(summary(&event), (7, 1, "recalled"));
-    let rest = Entry {
-        program: event.program.unwrap(),
-        ops: Some(1..4),
-        rank: Rank(0),
-        tag: 8,
-    };
+    let rest = Entry { program: event.program.unwrap(), ops: Some(1..4), rank: Rank(0), tag: 8 };
     lane.enqueue(rest).unwrap();
     for op in 1..4 {
         gate.begins(op);
@@ -256,19 +220,13 @@ fn a_failed_operator_ends_its_entry_and_gives_the_program_back() {
         if op < 2 {
             return Ok(());
         }
-        Err(ExecutorError::NoNumber {
-            kernel: "argmax_rows",
-            row: 4,
-        })
+        Err(ExecutorError::NoNumber { kernel: "argmax_rows", row: 4 })
     };
     lane.enqueue(calls(5, 1, step)).unwrap();
     lane.enqueue(calls(1, 2, |_| Ok(()))).unwrap();
     let event = events.recv().unwrap();
     assert_eq!(summary(&event), (1, 2, "failed"));
-    assert!(matches!(
-        event.outcome,
-        Outcome::Failed(ExecutorError::NoNumber { row: 4, .. })
-    ));
+    assert!(matches!(event.outcome, Outcome::Failed(ExecutorError::NoNumber { row: 4, .. })));
     assert!(event.program.is_some());
     assert_eq!(summary(&events.recv().unwrap()), (2, 1, "finished"));
 }
@@ -291,13 +249,7 @@ fn a_panic_fails_the_entry_and_the_lane_lives_on() {
         }
     }
     let (lane, events) = lane();
-    lane.enqueue(Entry {
-        program: Box::new(Doomed),
-        ops: None,
-        rank: Rank(0),
-        tag: 1,
-    })
-    .unwrap();
+    lane.enqueue(Entry { program: Box::new(Doomed), ops: None, rank: Rank(0), tag: 1 }).unwrap();
     lane.enqueue(calls(1, 2, |_| Ok(()))).unwrap();
     let event = events.recv().unwrap();
     assert_eq!(summary(&event), (1, 0, "failed"));
@@ -322,10 +274,7 @@ fn dropping_a_lane_finishes_the_running_operator_and_reports_the_rest() {
     gate.release();
     assert_eq!(summary(&events.recv().unwrap()), (1, 1, "recalled"));
     dropping.join().unwrap();
-    assert!(
-        events.recv().is_err(),
-        "the lane's thread still holds its sender"
-    );
+    assert!(events.recv().is_err(), "the lane's thread still holds its sender");
 }
 
 #[test]
@@ -369,10 +318,7 @@ fn a_lane_whose_body_is_thrown_away_has_ended() {
     lane.enqueue(calls(1, 5, |_| Ok(()))).unwrap();
     drop(threads);
     assert_eq!(summary(&events.recv().unwrap()), (5, 0, "cancelled"));
-    assert!(matches!(
-        lane.enqueue(calls(1, 6, |_| Ok(()))),
-        Err(ExecutorError::LaneEnded)
-    ));
+    assert!(matches!(lane.enqueue(calls(1, 6, |_| Ok(()))), Err(ExecutorError::LaneEnded)));
 }
 
 /// Recallers against a running lane: each entry ends once, and what an operator did agrees with

@@ -1,11 +1,7 @@
 //! Matrix products: oracle (double precision) and differential (the same row in batches of
 //! different sizes).
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test may fail by them, in its helpers too"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by them, in its helpers too")]
 
 use proptest::prelude::*;
 use slicescheduler_executor::ExecutorError;
@@ -25,11 +21,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
 
 fn product(x: &[f32], rows: usize, weights: &OwnedPanels, start: &[f32]) -> Vec<f32> {
     let mut y = start.to_vec();
-    let output = if start.iter().any(|&v| v != 0.0) {
-        Output::Accumulate
-    } else {
-        Output::Overwrite
-    };
+    let output = if start.iter().any(|&v| v != 0.0) { Output::Accumulate } else { Output::Overwrite };
     matmul(x, rows, weights.view(), output, &mut y).unwrap();
     y
 }
@@ -78,16 +70,7 @@ proptest! {
 /// and one wider; all batches up to 70 rows, against two rows.
 #[test]
 fn rows_of_real_layers_have_the_bits_of_a_batch_of_two() {
-    for (n, k) in [
-        (16, 16),
-        (64, 64),
-        (192, 64),
-        (960, 576),
-        (576, 576),
-        (3072, 576),
-        (576, 1536),
-        (1000, 4096),
-    ] {
+    for (n, k) in [(16, 16), (64, 64), (192, 64), (960, 576), (576, 576), (3072, 576), (576, 1536), (1000, 4096)] {
         let most = 70;
         let x = numbers(3, most * k);
         let weights = OwnedPanels::pack(&numbers(4, n * k), n, k).unwrap();
@@ -96,28 +79,16 @@ fn rows_of_real_layers_have_the_bits_of_a_batch_of_two() {
         for pair in 0..most / 2 {
             let rows = 2 * pair..2 * pair + 2;
             let x = &x[rows.start * k..rows.end * k];
-            expected.extend(bits(&product(
-                x,
-                2,
-                &weights,
-                &start[rows.start * n..rows.end * n],
-            )));
+            expected.extend(bits(&product(x, 2, &weights, &start[rows.start * n..rows.end * n])));
         }
         let step = if n * k > 1 << 18 { 7 } else { 1 };
-        for rows in (1..=most)
-            .step_by(step)
-            .chain([255, 256, 257, 258].into_iter().filter(|_| n <= 192))
-        {
+        for rows in (1..=most).step_by(step).chain([255, 256, 257, 258].into_iter().filter(|_| n <= 192)) {
             let x: Vec<f32> = x.iter().copied().cycle().take(rows * k).collect();
             let start: Vec<f32> = start.iter().copied().cycle().take(rows * n).collect();
             let found = bits(&product(&x, rows, &weights, &start));
             for (row, found) in found.chunks(n).enumerate() {
                 let at = row % most * n;
-                assert_eq!(
-                    found,
-                    &expected[at..at + n],
-                    "row {row} of {rows}, n {n}, k {k}"
-                );
+                assert_eq!(found, &expected[at..at + n], "row {row} of {rows}, n {n}, k {k}");
             }
         }
     }
@@ -147,35 +118,10 @@ fn packing_puts_each_column_of_a_panel_beside_the_next() {
 #[test]
 fn operands_that_do_not_fit_are_refused_by_name() {
     let weights = OwnedPanels::pack(&[1.0; 6], 2, 3).unwrap();
-    let error = matmul(
-        &[0.0; 5],
-        2,
-        weights.view(),
-        Output::Overwrite,
-        &mut [0.0; 4],
-    )
-    .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "matmul: operand `x` has 5 elements, the shapes ask for 6"
-    );
-    let error = matmul(
-        &[0.0; 6],
-        2,
-        weights.view(),
-        Output::Overwrite,
-        &mut [0.0; 3],
-    )
-    .unwrap_err();
-    assert!(matches!(
-        error,
-        ExecutorError::OperandLength {
-            operand: "y",
-            found: 3,
-            expected: 4,
-            ..
-        }
-    ));
+    let error = matmul(&[0.0; 5], 2, weights.view(), Output::Overwrite, &mut [0.0; 4]).unwrap_err();
+    assert_eq!(error.to_string(), "matmul: operand `x` has 5 elements, the shapes ask for 6");
+    let error = matmul(&[0.0; 6], 2, weights.view(), Output::Overwrite, &mut [0.0; 3]).unwrap_err();
+    assert!(matches!(error, ExecutorError::OperandLength { operand: "y", found: 3, expected: 4, .. }));
     assert!(OwnedPanels::pack(&[1.0; 5], 2, 3).is_err());
     assert!(PanelMatrix::new(&[1.0; 6], 2, 3).is_err());
 }

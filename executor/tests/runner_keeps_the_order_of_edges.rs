@@ -1,10 +1,6 @@
 //! The graph runner against a naive topological execution, on random graphs.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test may fail by them, in its helpers too"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by them, in its helpers too")]
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -20,15 +16,8 @@ fn graph() -> impl Strategy<Value = (u32, Vec<(u32, u32)>)> {
         let names = Just((0..tasks).collect::<Vec<u32>>()).prop_shuffle();
         let edges = prop::collection::vec((0..tasks, 0..tasks), 0..150);
         (names, edges).prop_map(move |(names, edges)| {
-            let up = edges
-                .into_iter()
-                .filter(|(a, b)| a != b)
-                .map(|(a, b)| (a.min(b), a.max(b)));
-            (
-                tasks,
-                up.map(|(a, b)| (names[a as usize], names[b as usize]))
-                    .collect(),
-            )
+            let up = edges.into_iter().filter(|(a, b)| a != b).map(|(a, b)| (a.min(b), a.max(b)));
+            (tasks, up.map(|(a, b)| (names[a as usize], names[b as usize])).collect())
         })
     })
 }
@@ -39,10 +28,7 @@ fn naive(tasks: u32, edges: &[(u32, u32)]) -> Vec<u32> {
     let mut values = vec![None; tasks as usize];
     while values.contains(&None) {
         for task in 0..tasks {
-            let before = edges
-                .iter()
-                .filter(|edge| edge.1 == task)
-                .map(|edge| values[edge.0 as usize]);
+            let before = edges.iter().filter(|edge| edge.1 == task).map(|edge| values[edge.0 as usize]);
             if let Some(before) = before.collect::<Option<Vec<u32>>>() {
                 values[task as usize] = Some(before.into_iter().max().unwrap_or(0) + 1);
             }
@@ -63,31 +49,19 @@ impl Values {
         for &(a, b) in edges {
             before[b as usize].push(a);
         }
-        Self {
-            values: (0..tasks).map(|_| AtomicU32::new(0)).collect(),
-            before,
-        }
+        Self { values: (0..tasks).map(|_| AtomicU32::new(0)).collect(), before }
     }
 
     fn compute(&self, task: u32) {
-        let before = self.before[task as usize]
-            .iter()
-            .map(|&p| self.values[p as usize].load(Ordering::Relaxed));
+        let before = self.before[task as usize].iter().map(|&p| self.values[p as usize].load(Ordering::Relaxed));
         let before: Vec<u32> = before.collect();
-        assert!(
-            before.iter().all(|&value| value > 0),
-            "task {task} ran before a predecessor"
-        );
-        let last = self.values[task as usize]
-            .swap(before.into_iter().max().unwrap_or(0) + 1, Ordering::Relaxed);
+        assert!(before.iter().all(|&value| value > 0), "task {task} ran before a predecessor");
+        let last = self.values[task as usize].swap(before.into_iter().max().unwrap_or(0) + 1, Ordering::Relaxed);
         assert_eq!(last, 0, "task {task} ran twice");
     }
 
     fn take(&self) -> Vec<u32> {
-        self.values
-            .iter()
-            .map(|value| value.swap(0, Ordering::Relaxed))
-            .collect()
+        self.values.iter().map(|value| value.swap(0, Ordering::Relaxed)).collect()
     }
 }
 
@@ -138,29 +112,20 @@ proptest! {
 #[test]
 fn an_edge_to_nowhere_is_named() {
     let error = TaskGraph::compile(2, &[(0, 1), (1, 2)]).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "edge 1 names task 2, but the graph has 2 tasks"
-    );
+    assert_eq!(error.to_string(), "edge 1 names task 2, but the graph has 2 tasks");
 }
 
 #[test]
 fn a_graph_without_tasks_runs() {
     let graph = TaskGraph::compile(0, &[]).unwrap();
     assert!(graph.is_empty());
-    ParallelRunner::new(graph, workers(2))
-        .start()
-        .work(|_| panic!("there is no task"))
-        .unwrap();
+    ParallelRunner::new(graph, workers(2)).start().work(|_| panic!("there is no task")).unwrap();
 }
 
 /// Both branches of a fork wait for each other, so one worker alone would hang.
 #[test]
 fn what_becomes_ready_is_shared_with_a_worker_that_sleeps() {
-    let mut runner = ParallelRunner::new(
-        TaskGraph::compile(3, &[(0, 1), (0, 2)]).unwrap(),
-        workers(2),
-    );
+    let mut runner = ParallelRunner::new(TaskGraph::compile(3, &[(0, 1), (0, 2)]).unwrap(), workers(2));
     for _ in 0..200 {
         let meeting = Barrier::new(2);
         let run = runner.start();
@@ -187,18 +152,12 @@ fn a_panic_reaches_every_worker_and_the_next_run_is_whole() {
     std::thread::scope(|threads| {
         let other = threads.spawn(work);
         for result in [work(), other.join().unwrap()] {
-            assert!(matches!(
-                result,
-                Err(ExecutorError::TaskPanicked { task: 1 })
-            ));
+            assert!(matches!(result, Err(ExecutorError::TaskPanicked { task: 1 })));
         }
     });
     drop(run);
     let order = Mutex::new(Vec::new());
-    runner
-        .start()
-        .work(|task| order.lock().unwrap().push(task))
-        .unwrap();
+    runner.start().work(|task| order.lock().unwrap().push(task)).unwrap();
     let order = order.into_inner().unwrap();
     let place = |task| order.iter().position(|&t| t == task).unwrap();
     assert_eq!(order.len(), 5);
@@ -214,9 +173,6 @@ fn there_are_as_many_places_as_was_said() {
         count.fetch_add(1, Ordering::Relaxed);
     };
     run.work(task).unwrap();
-    assert!(matches!(
-        run.work(task),
-        Err(ExecutorError::TooManyWorkers { limit: 1 })
-    ));
+    assert!(matches!(run.work(task), Err(ExecutorError::TooManyWorkers { limit: 1 })));
     assert_eq!(count.into_inner(), 1);
 }

@@ -18,7 +18,9 @@ fn op_states(view: &impl GmgView) -> BTreeMap<(JobId, u32), StoredState> {
     view.jobs(&mut jobs);
     let segments = jobs.iter().flat_map(|&id| view.job(id).into_iter().map(move |job| (id, job)));
     segments
-        .flat_map(|(id, job)| job.segments.iter().flat_map(move |s| (s.first..s.end).map(move |op| ((id, op), s.state))))
+        .flat_map(|(id, job)| {
+            job.segments.iter().flat_map(move |s| (s.first..s.end).map(move |op| ((id, op), s.state)))
+        })
         .collect()
 }
 

@@ -51,6 +51,9 @@ pub trait Demand {
     /// What waits for a replica of `tenant`; [`None`] if nothing does.
     fn waiting(&self, tenant: TenantId) -> Option<Waiting>;
 
+    /// Those of [`waiting`](Self::waiting) whose next token is not due before `time`.
+    fn waiting_in_time(&self, tenant: TenantId, time: Nanos) -> Option<Waiting>;
+
     /// The next iteration of `replica` under `limits`, into `iteration`; empty if there is none.
     fn peek(&self, replica: ReplicaId, limits: BatchLimits, iteration: &mut Iteration);
 
@@ -87,6 +90,18 @@ impl Demand for Vec<Batcher> {
         Some(Waiting {
             requests: batcher.waiting().len(),
             tokens: batcher.waiting_tokens(),
+            first_due: first.next_due(),
+            last_due: last.next_due(),
+        })
+    }
+
+    fn waiting_in_time(&self, tenant: TenantId, time: Nanos) -> Option<Waiting> {
+        let waiting = self.get(tenant.index())?.waiting();
+        let late = waiting.partition_point(|sequence| sequence.next_due() < time);
+        let (first, last) = (waiting.get(late)?, waiting.back()?);
+        Some(Waiting {
+            requests: waiting.len() - late,
+            tokens: waiting.range(late..).map(|sequence| u64::from(sequence.remaining())).sum(),
             first_due: first.next_due(),
             last_due: last.next_due(),
         })

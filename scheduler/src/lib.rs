@@ -14,7 +14,7 @@
 //! let mut batcher = Batcher::new(TenantId(0), BatchOptions::default());
 //! let replica = batcher.add_replica(ModelId(0), DeviceId(0));
 //! batcher.enter(Sequence::new(RequestId(0), Nanos::ZERO, None, 3000, 100));
-//! let limits = BatchLimits { tokens: 2048, sequences: 256, new_blocks: 1000, keep_free: 0 };
+//! let limits = BatchLimits { tokens: 2048, sequences: 256, new_blocks: 1000, keep_free: 0, not_due_before: Nanos::ZERO };
 //! let job = batcher.form(replica.index, limits, &mut Vec::new()).unwrap();
 //! assert_eq!(job.rows[0].tokens, 2048, "the first chunk of the prompt");
 //! ```

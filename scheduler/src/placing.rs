@@ -3,6 +3,7 @@
 use slicescheduler_gmg::id::{DeviceId, LaneId, ReplicaId, TenantId};
 use slicescheduler_gmg::plan::{Action, BatchLimits, Event, Plan};
 use slicescheduler_gmg::tenant::Class;
+use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
 
 use crate::batching::Iteration;
@@ -31,7 +32,7 @@ pub(crate) fn total_blocks(view: View<'_>, device: DeviceId) -> u32 {
 
 /// As large as the tenant's options and the free blocks allow.
 pub(crate) fn unlimited(new_blocks: u32) -> BatchLimits {
-    BatchLimits { tokens: u32::MAX, sequences: u32::MAX, new_blocks, keep_free: 0 }
+    BatchLimits { tokens: u32::MAX, sequences: u32::MAX, new_blocks, keep_free: 0, not_due_before: Nanos::ZERO }
 }
 
 /// The devices on which `event` may have changed what should run; [`None`] means any.

@@ -25,7 +25,7 @@ mod residency;
 use std::ops::Range;
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId};
+use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId, TenantId};
 use slicescheduler_gmg::plan::{Action, BatchLimits, Event, Forecast, Plan, Rank, Work};
 use slicescheduler_gmg::tenant::{Class, LendingMode};
 use slicescheduler_gmg::units::{Bytes, Nanos};
@@ -50,8 +50,17 @@ pub struct SliceFillOptions {
     pub guest_tokens: u32,
     /// Share of a device's KV blocks that guests leave to the owner, in percent.
     pub owner_blocks_percent: u32,
+    /// Share of the KV blocks of a best-effort owner's device that it leaves to latency-sensitive
+    /// guests, in percent.
+    pub guest_blocks_percent: u32,
     /// Whether latency-sensitive tenants may overflow to other devices.
     pub overflow: bool,
+    /// Time on others' lanes that a latency-sensitive tenant may borrow at once, per device of its
+    /// own. Overflow is for bursts; a tenant that is saturated has to wait at home.
+    pub borrow_burst: Nanos,
+    /// Time that it may borrow in the long run, as a share of the time of its own devices, in
+    /// percent.
+    pub borrow_percent: u64,
     /// How slices are lent, whatever the tenants say.
     pub lending: Option<LendingMode>,
 }
@@ -64,7 +73,10 @@ impl Default for SliceFillOptions {
             min_slice: Nanos::ms(1),
             guest_tokens: 512,
             owner_blocks_percent: 8,
+            guest_blocks_percent: 20,
             overflow: true,
+            borrow_burst: Nanos::secs(20),
+            borrow_percent: 10,
             lending: None,
         }
     }
@@ -83,6 +95,15 @@ struct DeviceState {
     suspended: Vec<Suspended>,
     /// When work that lets guests go first has to start at the latest.
     latest_start: Option<Nanos>,
+}
+
+/// What a latency-sensitive tenant may still borrow.
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    /// Nanoseconds; negative after a loan that took longer than what was left.
+    left: i64,
+    /// When it was last filled.
+    at: Nanos,
 }
 
 #[derive(Clone, Debug)]
@@ -121,6 +142,7 @@ pub struct SliceFill {
     scratch: Iteration,
     forecast: Forecast,
     questions: u64,
+    accounts: Vec<Account>,
 }
 
 impl SliceFill {
@@ -134,20 +156,29 @@ impl SliceFill {
         self.questions
     }
 
-    /// Blocks that guests leave to the owner of a device: its share, and never less than what its
-    /// sequences may grow by and an iteration of new prompts needs before guests have given way.
+    /// Blocks of a device that best-effort work leaves free. On the device of a latency-sensitive
+    /// owner: its share, and never less than what its sequences may grow by and an iteration of new
+    /// prompts needs before guests have given way. On that of a best-effort owner: room for
+    /// latency-sensitive guests.
     fn reserve_blocks(&self, context: &Context<'_>, device: DeviceId) -> u32 {
-        let total = u64::from(total_blocks(context.view, device));
-        let share = (total * u64::from(self.options.owner_blocks_percent) / 100) as u32;
-        let owner = owner_replica(context.view, context.demand, device);
-        let running = owner.filter(|owner| is_latency(context.view, owner.id.tenant)).map_or(0, |owner| owner.running);
-        share.max(running * GROWTH_BLOCKS + PROMPT_BLOCKS).min(total as u32)
+        let total = total_blocks(context.view, device);
+        let share = |percent: u32| (u64::from(total) * u64::from(percent) / 100) as u32;
+        match owner_replica(context.view, context.demand, device) {
+            Some(owner) if is_latency(context.view, owner.id.tenant) => {
+                let growth = owner.running * GROWTH_BLOCKS + PROMPT_BLOCKS;
+                share(self.options.owner_blocks_percent).max(growth).min(total)
+            }
+            _ if !self.options.overflow => 0,
+            _ => share(self.options.guest_blocks_percent),
+        }
     }
 
-    /// Keeps the table of recalled jobs true.
+    /// Keeps the table of recalled jobs and the accounts true.
     fn note(&mut self, context: &Context<'_>, event: &Event) {
         match event {
-            Event::Recalled { job, lane, done, end, .. } => {
+            Event::Finished { job, lane, started, at, .. } => self.charge(context, *job, lane.device, *at - *started),
+            Event::Recalled { job, lane, done, end, started, at, .. } => {
+                self.charge(context, *job, lane.device, *at - *started);
                 let Some(found) = context.view.job(*job) else { return };
                 let Some(tenant) = context.view.model(found.spec.model).map(|model| model.tenant) else { return };
                 let replica = ReplicaId { tenant, index: found.spec.key.replica };
@@ -177,6 +208,35 @@ impl SliceFill {
             }
             _ => {}
         }
+    }
+
+    /// Charges lane time to a latency-sensitive tenant that ran on somebody else's device.
+    fn charge(&mut self, context: &Context<'_>, job: JobId, device: DeviceId, time: Nanos) {
+        let model = context.view.job(job).and_then(|job| context.view.model(job.spec.model));
+        let Some(tenant) = model.map(|model| model.tenant) else { return };
+        if is_latency(context.view, tenant) && context.view.owner(device) != Some(tenant) {
+            let account = self.account(context, tenant);
+            account.left = account.left.saturating_sub_unsigned(time.get());
+        }
+    }
+
+    /// The account of a tenant, filled up to now.
+    fn account(&mut self, context: &Context<'_>, tenant: TenantId) -> &mut Account {
+        let own = context.devices().filter(|&device| context.view.owner(device) == Some(tenant)).count() as u64;
+        let most = i64::try_from(self.options.borrow_burst.times(own).get()).unwrap_or(i64::MAX);
+        let index = tenant.index();
+        if self.accounts.len() <= index {
+            self.accounts.resize(index + 1, Account { left: i64::MAX, at: Nanos::ZERO });
+        }
+        let account = &mut self.accounts[index];
+        let gained = (context.now - account.at).scale(self.options.borrow_percent * own, 100);
+        *account = Account { left: account.left.saturating_add_unsigned(gained.get()).min(most), at: context.now };
+        account
+    }
+
+    /// True if the tenant may borrow time on others' devices.
+    fn may_borrow(&mut self, context: &Context<'_>, tenant: TenantId) -> bool {
+        self.options.overflow && self.account(context, tenant).left > 0
     }
 
     /// Decides what the device runs next, if its lane is free.
@@ -242,13 +302,18 @@ impl SliceFill {
         }
     }
 
-    /// Guests give back blocks when they left a latency-sensitive owner too few. A best-effort owner
-    /// stops to admit instead until its own sequences have ended.
+    /// Guests give back blocks when they left the owner too few: a latency-sensitive one for what
+    /// may arrive, a best-effort one for its sequences to grow.
     fn keep_reserve(&mut self, context: &Context<'_>, device: DeviceId, plan: &mut Plan) {
+        let Some(owner) = owner_replica(context.view, context.demand, device) else { return };
         let free = free_blocks_after(context, device, plan);
-        let reserve = self.reserve_blocks(context, device);
-        let sensitive = context.view.owner(device).is_some_and(|owner| is_latency(context.view, owner));
-        if sensitive && free < reserve - reserve / 4 {
+        let (least, reserve) = if is_latency(context.view, owner.id.tenant) {
+            let reserve = self.reserve_blocks(context, device);
+            (reserve - reserve / 4, reserve)
+        } else {
+            (owner.running, 2 * owner.running)
+        };
+        if free < least {
             self.make_room(context, device, reserve - free, plan);
         }
     }

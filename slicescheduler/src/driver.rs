@@ -262,7 +262,8 @@ impl<W: World> Driver<W> {
         };
         observer.on_event(&event, self.gmg.view());
         self.settle(&event)?;
-        self.decide(&event, observer)
+        self.decide(&event, observer)?;
+        self.retire(&event)
     }
 
     fn follow(&mut self, applied: &Applied) -> Result<(), DriverError> {
@@ -275,10 +276,13 @@ impl<W: World> Driver<W> {
         self.follow(&applied)
     }
 
-    /// What an event means for batching, and what can be removed from the graph after it.
+    /// What an event means for batching.
     fn settle(&mut self, event: &Event) -> Result<(), DriverError> {
         match event {
-            Event::Finished { job, ended, at, .. } => self.finished(*job, ended, *at),
+            Event::Finished { job, ended, at, .. } => {
+                self.finished(*job, ended, *at);
+                Ok(())
+            }
             Event::Failed { job, failure, .. } => {
                 let Some(spec) = self.gmg.view().job(*job).map(|job| job.spec.clone()) else { return Ok(()) };
                 self.apply(Intent::Retire { job: *job })?;
@@ -293,14 +297,21 @@ impl<W: World> Driver<W> {
         }
     }
 
-    fn finished(&mut self, id: JobId, ended: &[Ended], at: Nanos) -> Result<(), DriverError> {
+    fn finished(&mut self, id: JobId, ended: &[Ended], at: Nanos) {
         let Some(job) = self.gmg.view().job(id).filter(|job| job.segments.all_done()).map(|job| job.spec.clone()) else {
-            return Ok(());
+            return;
         };
         if let Some(batcher) = self.batching.get_mut(job.key.tenant as usize) {
             batcher.complete(&job, ended, at, &mut self.completed);
         }
-        self.apply(Intent::Retire { job: id })?;
+    }
+
+    /// Removes from the graph what ended with an event, after everybody has seen it.
+    fn retire(&mut self, event: &Event) -> Result<(), DriverError> {
+        let Event::Finished { job, ended, .. } = event else { return Ok(()) };
+        if self.gmg.view().job(*job).is_some_and(|job| job.segments.all_done()) {
+            self.apply(Intent::Retire { job: *job })?;
+        }
         for ended in ended {
             if self.gmg.view().request(ended.request).is_some() {
                 self.apply(Intent::RetireRequest { request: ended.request })?;
@@ -452,7 +463,6 @@ impl<W: World> Driver<W> {
             let kv = view.memory(lane.device).map(|memory| memory.kv());
             if kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(replica.tenant)) {
                 self.counters.memory_violations += 1;
-                if std::env::var_os("SLICE_DEBUG").is_some() { eprintln!("VIOLATION {} {rank:?} {replica} {lane} {limits:?} preempted {} short {} free {} used_by_owner {} waiting {:?}", self.now, plan.preempted, plan.short_of_blocks, kv.map_or(0,|k|k.free_blocks()), kv.map_or(0,|k|k.used_by(replica.tenant)), batcher.waiting().front().map(|s|(s.tokens(), s.produced))); }
             }
         }
         self.release(&mut preempted)?;

@@ -152,6 +152,9 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
         "pace_percent" => options.pace_percent = whole(100)?,
         "min_slice_us" => options.min_slice = Nanos::us(whole(1_000_000)?),
         "guest_tokens" => options.guest_tokens = whole(i64::from(u32::MAX))?.max(1) as u32,
+        "guest_blocks_percent" => options.guest_blocks_percent = whole(100)? as u32,
+        "borrow_burst_ms" => options.borrow_burst = Nanos::ms(whole(1_000_000_000)?),
+        "borrow_percent" => options.borrow_percent = whole(100)?,
         "owner_blocks_percent" => options.owner_blocks_percent = whole(100)? as u32,
         "overflow" => match value {
             OptionValue::Bool(overflow) => options.overflow = *overflow,
@@ -162,7 +165,10 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
             OptionValue::Text(mode) if mode == "slo_slack" => options.lending = Some(LendingMode::SloSlack),
             _ => return Err("\"strict\" or \"slo_slack\" is expected"),
         },
-        _ => return Err("known are reserve_percent, pace_percent, min_slice_us, guest_tokens, owner_blocks_percent, overflow, lending"),
+        _ => {
+            return Err("known are reserve_percent, pace_percent, min_slice_us, guest_tokens, owner_blocks_percent, \
+                        guest_blocks_percent, overflow, borrow_burst_ms, borrow_percent, lending");
+        }
     }
     Ok(())
 }

@@ -86,7 +86,13 @@ impl Claims {
 
     /// Takes KV blocks for a lane, all or none. Those that hold another tenant's tokens are
     /// appended to `clear`, which the lane must zero first.
-    pub(super) fn take_blocks(&mut self, lane: u16, blocks: &[u32], tenant: TenantId, clear: &mut Vec<u32>) -> Result<()> {
+    pub(super) fn take_blocks(
+        &mut self,
+        lane: u16,
+        blocks: &[u32],
+        tenant: TenantId,
+        clear: &mut Vec<u32>,
+    ) -> Result<()> {
         let usable = |block: &Block| block.uses == 0 || block.lane == lane;
         let in_use = blocks.iter().find(|&&block| !self.blocks.get(block as usize).is_some_and(usable));
         if let Some(&block) = in_use {

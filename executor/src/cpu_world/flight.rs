@@ -112,7 +112,8 @@ impl CpuWorld {
         for flight in self.flights.values_mut().filter(|flight| flight.job == job) {
             flight.muted = true;
             let lane = flight.grant.lane;
-            let lane = self.devices.get(lane.device.index()).and_then(|device| device.lanes.get(usize::from(lane.index)));
+            let lane =
+                self.devices.get(lane.device.index()).and_then(|device| device.lanes.get(usize::from(lane.index)));
             if let Some(lane) = lane {
                 lane.recall(&flight.ticket);
             }

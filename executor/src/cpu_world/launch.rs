@@ -21,7 +21,9 @@ impl CpuWorld {
     pub(super) fn launch(&mut self, launch: &Launch, view: View<'_>) -> Result<(), WorldError> {
         let (id, spec) = (launch.lane, &launch.spec);
         let device = self.devices.get(id.device.index()).ok_or(WorldError::NoSuchLane(id))?;
-        let lane = device.lanes.get(usize::from(id.index)).ok_or(WorldError::NoSuchLane(id))?;
+        if usize::from(id.index) >= device.lanes.len() {
+            return Err(WorldError::NoSuchLane(id));
+        }
         let model = self.bound(spec.model).ok_or(WorldError::NoSuchModel(spec.model))?.clone();
         if !Arc::ptr_eq(&launch.template, model.model.template()) {
             return Err(ExecutorError::OtherTemplate(spec.model).into());

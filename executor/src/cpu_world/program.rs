@@ -118,3 +118,81 @@ impl Program for Launched {
         if op + 1 == self.len() { self.keep_sampled() } else { Ok(()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use slicescheduler_gmg::shape::Binding;
+    use slicescheduler_gmg::templates::{DenseSpec, dense};
+    use slicescheduler_gmg::units::Bytes;
+
+    use super::*;
+    use crate::arena::{Arena, Region};
+    use crate::backend::Memory;
+    use crate::kernels::KvPool;
+    use crate::model::{DecoderModel, SeededWeights};
+    use crate::registry::{Batch, KernelRegistry};
+
+    /// One token of one sequence whose block is number 1 of two that are full of ones.
+    fn launched(arena: &Arc<Arena>, clear: Vec<u32>) -> Launched {
+        let spec = DenseSpec::tiny();
+        let template = Arc::new(dense(&spec).unwrap());
+        let model = DecoderModel::new(&spec, template.clone(), &SeededWeights::new(0)).unwrap();
+        let block_bytes = model.kv_block_bytes(4);
+        let pool = KvPool { region: Region::new(Bytes::mib(2), block_bytes.times(2)), block_bytes };
+        let ones = vec![1; pool.region.size.get() as usize];
+        // SAFETY: the test has the arena for itself.
+        unsafe { arena.write(pool.region.offset, &ones).unwrap() };
+        let batch = Batch {
+            tokens: vec![5],
+            positions: vec![0],
+            logit_rows: vec![0],
+            sequences: vec![0],
+            blocks: vec![0],
+            table_starts: vec![0, 1],
+            own: [1].into(),
+        };
+        let space = Space {
+            arena: arena.clone(),
+            activations: Region::new(Bytes::mib(1), Bytes::mib(1)),
+            layout: template.activation_layout(&Binding::iteration(1, 1, 1, 1)),
+            slot: Region::new(Bytes::ZERO, model.slot_bytes()),
+            pool,
+            kv_layout: model.kv_layout(4),
+            model: Arc::new(KernelRegistry::cpu().bind(model).unwrap()),
+            batch,
+        };
+        Launched::new(space, clear, Arc::new(Progress::new(0)))
+    }
+
+    fn blocks(arena: &Arena, program: &Launched) -> [Vec<u8>; 2] {
+        [0, 1].map(|block| {
+            let region = program.space.pool.block(block);
+            let mut bytes = vec![9; region.size.get() as usize];
+            // SAFETY: no lane runs.
+            unsafe { arena.read(region.offset, &mut bytes).unwrap() };
+            bytes
+        })
+    }
+
+    #[test]
+    fn blocks_of_another_tenant_are_zero_before_the_first_operator_and_no_others() {
+        let arena = Arc::new(Arena::new(Bytes::mib(3)).unwrap());
+        let mut program = launched(&arena, vec![1]);
+        program.step(0).unwrap();
+        let [other, own] = blocks(&arena, &program);
+        assert!(own.iter().all(|&byte| byte == 0));
+        assert!(other.iter().all(|&byte| byte == 1));
+    }
+
+    #[test]
+    fn an_operator_whose_predecessors_have_not_run_touches_nothing() {
+        let arena = Arc::new(Arena::new(Bytes::mib(3)).unwrap());
+        let mut program = launched(&arena, vec![1]);
+        assert!(matches!(program.step(4), Err(ExecutorError::NotReached { op: 4, next: 0 })));
+        assert!(blocks(&arena, &program)[1].iter().all(|&byte| byte == 1));
+        for op in 0..program.len() {
+            program.step(op).unwrap();
+        }
+        assert_eq!(program.progress.take_sampled().len(), 1);
+    }
+}

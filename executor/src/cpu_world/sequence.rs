@@ -25,7 +25,13 @@ struct Sequence {
 pub(super) struct Sequences(HashMap<RequestId, Sequence>);
 
 impl Sequences {
-    pub(super) fn enter(&mut self, request: RequestId, prompt: &[u32], max_output: u32, eos: Option<u32>) -> Result<()> {
+    pub(super) fn enter(
+        &mut self,
+        request: RequestId,
+        prompt: &[u32],
+        max_output: u32,
+        eos: Option<u32>,
+    ) -> Result<()> {
         if prompt.is_empty() || max_output == 0 {
             return Err(ExecutorError::EmptyRequest { request, prompt: prompt.len(), max_output });
         }

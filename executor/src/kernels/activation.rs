@@ -13,16 +13,8 @@ pub fn swiglu(gate_up: &[f32], width: usize, out: &mut [f32]) -> Result<()> {
     nonzero("swiglu", "width", width)?;
     let rows = out.len() / width;
     check("swiglu", "out", out.len(), rows * width)?;
-    check(
-        "swiglu",
-        "gate_up",
-        gate_up.len(),
-        out.len().saturating_mul(2),
-    )?;
-    for (row, out) in gate_up
-        .chunks_exact(2 * width)
-        .zip(out.chunks_exact_mut(width))
-    {
+    check("swiglu", "gate_up", gate_up.len(), out.len().saturating_mul(2))?;
+    for (row, out) in gate_up.chunks_exact(2 * width).zip(out.chunks_exact_mut(width)) {
         let (gate, up) = row.split_at(width);
         activate(gate, up, out);
     }

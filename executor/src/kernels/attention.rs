@@ -35,12 +35,7 @@ pub struct AttentionDims {
 impl AttentionDims {
     /// Heads with the usual scale, `1 / sqrt(head_dim)`.
     pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
-        Self {
-            heads,
-            kv_heads,
-            head_dim,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-        }
+        Self { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt() }
     }
 
     /// Elements of a row of queries, keys and values side by side.
@@ -53,22 +48,11 @@ impl AttentionDims {
         self.heads * self.head_dim
     }
 
-    pub(super) fn validate(
-        &self,
-        kernel: &'static str,
-        layer: usize,
-        cache: &KvCache<'_>,
-    ) -> Result<()> {
+    pub(super) fn validate(&self, kernel: &'static str, layer: usize, cache: &KvCache<'_>) -> Result<()> {
         let layout = cache.layout();
         nonzero(kernel, "heads", self.heads)?;
-        let wrong = |dimension, value, requirement| {
-            Err(ExecutorError::Dimension {
-                kernel,
-                dimension,
-                value,
-                requirement,
-            })
-        };
+        let wrong =
+            |dimension, value, requirement| Err(ExecutorError::Dimension { kernel, dimension, value, requirement });
         if self.kv_heads != layout.kv_heads {
             return wrong("kv_heads", self.kv_heads, "that of the cache");
         }
@@ -105,37 +89,16 @@ pub fn attention(
 ) -> Result<()> {
     dims.validate("attention", layer, cache)?;
     rows.validate("attention", cache)?;
-    check(
-        "attention",
-        "queries",
-        queries.len(),
-        rows.len().saturating_mul(dims.out_width()),
-    )?;
-    check(
-        "attention",
-        "out",
-        out.len(),
-        rows.len().saturating_mul(dims.out_width()),
-    )?;
+    check("attention", "queries", queries.len(), rows.len().saturating_mul(dims.out_width()))?;
+    check("attention", "out", out.len(), rows.len().saturating_mul(dims.out_width()))?;
     let group = dims.heads / dims.kv_heads * dims.head_dim;
     let shared = GROUP * dims.head_dim;
-    let batch = queries
-        .chunks_exact(dims.out_width())
-        .zip(out.chunks_exact_mut(dims.out_width()));
+    let batch = queries.chunks_exact(dims.out_width()).zip(out.chunks_exact_mut(dims.out_width()));
     for (row, (queries, out)) in batch.enumerate() {
         let context = rows.positions[row] as usize + 1;
-        let heads = queries
-            .chunks_exact(group)
-            .zip(out.chunks_exact_mut(group));
+        let heads = queries.chunks_exact(group).zip(out.chunks_exact_mut(group));
         for (head, (queries, out)) in heads.enumerate() {
-            let walk = Walk {
-                cache,
-                layer,
-                head,
-                table: rows.table(row),
-                context,
-                scale: dims.scale,
-            };
+            let walk = Walk { cache, layer, head, table: rows.table(row), context, scale: dims.scale };
             for (queries, out) in queries.chunks(shared).zip(out.chunks_mut(shared)) {
                 walk_heads(&walk, queries, out);
             }
@@ -177,12 +140,7 @@ impl Walk<'_> {
             }
             let slot = position % block_tokens;
             let len = (block_tokens - slot).min(end - position);
-            let segment = Segment {
-                tile: position - first,
-                block: self.table[position / block_tokens],
-                slot,
-                len,
-            };
+            let segment = Segment { tile: position - first, block: self.table[position / block_tokens], slot, len };
             position += len;
             Some(segment)
         })
@@ -282,9 +240,7 @@ fn soften(scores: &mut [f32; TILE], maximum: &mut f32, sum: &mut f32) -> f32 {
             *lane = if score > *lane { score } else { *lane };
         }
     }
-    let new = lanes
-        .into_iter()
-        .fold(*maximum, |a, b| if b > a { b } else { a });
+    let new = lanes.into_iter().fold(*maximum, |a, b| if b > a { b } else { a });
     let mut lanes = [0.0; LANES];
     for chunk in chunks {
         for (lane, score) in lanes.iter_mut().zip(chunk) {
@@ -306,19 +262,13 @@ fn add_values(weights: &[f32], values: &[f32], out: &mut [f32]) {
     let full = chunks.len() * 2 * LANES;
     for (chunk, out) in chunks.iter_mut().enumerate() {
         let mut sums = *out;
-        for (weight, row) in weights
-            .iter()
-            .zip(values[chunk * 2 * LANES..].chunks(head_dim))
-        {
+        for (weight, row) in weights.iter().zip(values[chunk * 2 * LANES..].chunks(head_dim)) {
             add_product(&mut sums, *weight, &row[..2 * LANES]);
         }
         *out = sums;
     }
     for (offset, out) in tail.iter_mut().enumerate() {
-        for (weight, value) in weights
-            .iter()
-            .zip(values[full + offset..].iter().step_by(head_dim))
-        {
+        for (weight, value) in weights.iter().zip(values[full + offset..].iter().step_by(head_dim)) {
             *out += weight * value;
         }
     }

@@ -35,10 +35,7 @@ impl KvLayout {
 
     /// Elements of a block.
     pub const fn block_elements(&self) -> usize {
-        self.slab()
-            .saturating_mul(2)
-            .saturating_mul(self.kv_heads)
-            .saturating_mul(self.layers)
+        self.slab().saturating_mul(2).saturating_mul(self.kv_heads).saturating_mul(self.layers)
     }
 
     /// Size of a block.
@@ -168,9 +165,7 @@ impl<'a> KvCache<'a> {
 
     /// Where the keys (`part` 0) or values (`part` 1) of a head begin.
     fn slab_start(&self, layer: usize, part: usize, head: usize, block: usize) -> usize {
-        let KvLayout {
-            layers, kv_heads, ..
-        } = self.layout;
+        let KvLayout { layers, kv_heads, .. } = self.layout;
         assert!(layer < layers && part < 2 && head < kv_heads);
         self.block_start(block) + ((layer * 2 + part) * kv_heads + head) * self.layout.slab()
     }
@@ -210,11 +205,7 @@ impl<'a> KvCache<'a> {
         key: impl Iterator<Item = f32>,
         value: &[f32],
     ) {
-        let KvLayout {
-            block_tokens,
-            head_dim,
-            ..
-        } = self.layout;
+        let KvLayout { block_tokens, head_dim, .. } = self.layout;
         let keys = self.slab_mut(layer, 0, head, block as usize);
         for (place, key) in keys[slot..].iter_mut().step_by(block_tokens).zip(key) {
             *place = key;
@@ -258,24 +249,9 @@ impl<'a> TokenRows<'a> {
     /// Checks that every row's sequence has a table, its position a block in it, and that the pool
     /// has all blocks.
     pub(super) fn validate(&self, kernel: &'static str, cache: &KvCache<'_>) -> Result<()> {
-        check(
-            kernel,
-            "sequences",
-            self.sequences.len(),
-            self.positions.len(),
-        )?;
-        check_indices(
-            kernel,
-            "sequences",
-            self.sequences,
-            self.table_starts.len().saturating_sub(1),
-        )?;
-        check_indices(
-            kernel,
-            "table_starts",
-            self.table_starts,
-            self.blocks.len() + 1,
-        )?;
+        check(kernel, "sequences", self.sequences.len(), self.positions.len())?;
+        check_indices(kernel, "sequences", self.sequences, self.table_starts.len().saturating_sub(1))?;
+        check_indices(kernel, "table_starts", self.table_starts, self.blocks.len() + 1)?;
         check_indices(kernel, "blocks", self.blocks, cache.blocks())?;
         for (sequence, pair) in self.table_starts.windows(2).enumerate() {
             if pair[0] > pair[1] {
@@ -290,19 +266,10 @@ impl<'a> TokenRows<'a> {
             }
         }
         for (row, &position) in self.positions.iter().enumerate() {
-            let limit = self
-                .table(row)
-                .len()
-                .saturating_mul(cache.layout().block_tokens);
+            let limit = self.table(row).len().saturating_mul(cache.layout().block_tokens);
             if position as usize >= limit {
                 let value = position as usize;
-                return Err(ExecutorError::IndexOutOfRange {
-                    kernel,
-                    operand: "positions",
-                    at: row,
-                    value,
-                    limit,
-                });
+                return Err(ExecutorError::IndexOutOfRange { kernel, operand: "positions", at: row, value, limit });
             }
         }
         Ok(())

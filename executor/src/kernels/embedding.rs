@@ -19,12 +19,7 @@ pub fn embed(tokens: &[u32], table: &[f32], hidden: usize, out: &mut [f32]) -> R
 /// When a length does not fit or a token is not in the vocabulary.
 pub fn embed_panels(tokens: &[u32], table: PanelMatrix<'_>, out: &mut [f32]) -> Result<()> {
     nonzero("embed_panels", "hidden", table.k())?;
-    check(
-        "embed_panels",
-        "out",
-        out.len(),
-        tokens.len().saturating_mul(table.k()),
-    )?;
+    check("embed_panels", "out", out.len(), tokens.len().saturating_mul(table.k()))?;
     check_indices("embed_panels", "tokens", tokens, table.n())?;
     for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(table.k())) {
         table.copy_row(token as usize, out);
@@ -52,12 +47,7 @@ fn copy_rows(
     nonzero(kernel, "width", width)?;
     let rows = table.len() / width;
     check(kernel, "table", table.len(), rows * width)?;
-    check(
-        kernel,
-        "out",
-        out.len(),
-        indices.len().saturating_mul(width),
-    )?;
+    check(kernel, "out", out.len(), indices.len().saturating_mul(width))?;
     check_indices(kernel, operand, indices, rows)?;
     for (&index, out) in indices.iter().zip(out.chunks_exact_mut(width)) {
         let start = index as usize * width;
@@ -89,19 +79,8 @@ mod tests {
     #[test]
     fn a_token_outside_the_vocabulary_is_named() {
         let error = embed(&[1, 4], &[0.0; 8], 2, &mut [0.0; 4]).unwrap_err();
-        assert!(matches!(
-            error,
-            ExecutorError::IndexOutOfRange {
-                at: 1,
-                value: 4,
-                limit: 4,
-                ..
-            }
-        ));
-        assert_eq!(
-            error.to_string(),
-            "embed: `tokens[1]` is 4, but there are only 4"
-        );
+        assert!(matches!(error, ExecutorError::IndexOutOfRange { at: 1, value: 4, limit: 4, .. }));
+        assert_eq!(error.to_string(), "embed: `tokens[1]` is 4, but there are only 4");
     }
 
     #[test]

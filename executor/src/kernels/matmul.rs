@@ -78,20 +78,12 @@ impl<'a> PanelMatrix<'a> {
 /// When `source` is not `n k` long, or `packed` not [`PanelMatrix::packed_len`].
 pub fn pack_panels(source: &[f32], n: usize, k: usize, packed: &mut [f32]) -> Result<()> {
     check("pack_panels", "source", source.len(), n.saturating_mul(k))?;
-    check(
-        "pack_panels",
-        "packed",
-        packed.len(),
-        PanelMatrix::packed_len(n, k),
-    )?;
+    check("pack_panels", "packed", packed.len(), PanelMatrix::packed_len(n, k))?;
     if k == 0 {
         return Ok(());
     }
     packed.fill(0.0);
-    for (rows, panel) in source
-        .chunks(PANEL * k)
-        .zip(packed.chunks_exact_mut(PANEL * k))
-    {
+    for (rows, panel) in source.chunks(PANEL * k).zip(packed.chunks_exact_mut(PANEL * k)) {
         for (column, row) in rows.chunks_exact(k).enumerate() {
             for (slot, value) in panel[column..].iter_mut().step_by(PANEL).zip(row) {
                 *slot = *value;
@@ -115,13 +107,7 @@ pub enum Output {
 ///
 /// # Errors
 /// When `x` or `y` does not have `rows` rows.
-pub fn matmul(
-    x: &[f32],
-    rows: usize,
-    weights: PanelMatrix<'_>,
-    output: Output,
-    y: &mut [f32],
-) -> Result<()> {
+pub fn matmul(x: &[f32], rows: usize, weights: PanelMatrix<'_>, output: Output, y: &mut [f32]) -> Result<()> {
     let (n, k) = (weights.n, weights.k);
     check("matmul", "x", x.len(), rows.saturating_mul(k))?;
     check("matmul", "y", y.len(), rows.saturating_mul(n))?;
@@ -194,15 +180,10 @@ fn outer_product(x: &[f32], weights: PanelMatrix<'_>, output: Output, y: &mut [f
         for (column, y) in y.iter_mut().enumerate() {
             let mut sum = 0.0f32;
             for i in 0..k {
-                let weight =
-                    weights.data[(column / PANEL) * k * PANEL + i * PANEL + column % PANEL];
+                let weight = weights.data[(column / PANEL) * k * PANEL + i * PANEL + column % PANEL];
                 sum = x[row * k + i].mul_add(weight, sum);
             }
-            *y = if output == Output::Accumulate {
-                *y + sum
-            } else {
-                sum
-            };
+            *y = if output == Output::Accumulate { *y + sum } else { sum };
         }
     }
 }
@@ -275,10 +256,6 @@ impl OwnedPanels {
 
     /// The view that [`matmul`] takes.
     pub fn view(&self) -> PanelMatrix<'_> {
-        PanelMatrix {
-            data: &self.data,
-            n: self.n,
-            k: self.k,
-        }
+        PanelMatrix { data: &self.data, n: self.n, k: self.k }
     }
 }

@@ -7,9 +7,7 @@ use crate::error::{ExecutorError, Result};
 /// The angles per position of the pairs of a head, in radians: `theta^(-2 i / head_dim)` for
 /// `i < head_dim / 2` (Su et al. 2021).
 pub fn rotary_frequencies(theta: f64, head_dim: usize) -> Vec<f64> {
-    (0..head_dim / 2)
-        .map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64))
-        .collect()
+    (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64)).collect()
 }
 
 /// Sines and cosines of all positions up to a limit, computed once per model.
@@ -28,17 +26,11 @@ impl RotaryTable {
     pub fn new(frequencies: &[f64], positions: usize) -> Self {
         let mut table = Vec::with_capacity(2 * positions * frequencies.len());
         for position in 0..positions {
-            let angles = frequencies
-                .iter()
-                .map(|frequency| position as f64 * frequency);
+            let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
             table.extend(angles.clone().map(|angle| angle.cos() as f32));
             table.extend(angles.map(|angle| angle.sin() as f32));
         }
-        Self {
-            pairs: frequencies.len(),
-            positions,
-            table,
-        }
+        Self { pairs: frequencies.len(), positions, table }
     }
 
     /// Positions below this have an entry.

@@ -19,19 +19,11 @@ pub fn argmax_rows(logits: &[f32], vocabulary: usize, tokens: &mut [u32]) -> Res
             requirement: "below 2^32",
         });
     }
-    check(
-        "argmax_rows",
-        "logits",
-        logits.len(),
-        tokens.len().saturating_mul(vocabulary),
-    )?;
+    check("argmax_rows", "logits", logits.len(), tokens.len().saturating_mul(vocabulary))?;
     for (row, (logits, token)) in logits.chunks_exact(vocabulary).zip(tokens).enumerate() {
         let largest = maximum(logits);
         let Some(index) = logits.iter().position(|&value| value == largest) else {
-            return Err(ExecutorError::NoNumber {
-                kernel: "argmax_rows",
-                row,
-            });
+            return Err(ExecutorError::NoNumber { kernel: "argmax_rows", row });
         };
         *token = index as u32;
     }
@@ -80,12 +72,7 @@ mod tests {
     #[test]
     fn what_is_not_a_number_is_never_chosen() {
         let mut tokens = [9, 9];
-        argmax_rows(
-            &[f32::NAN, -1.0, f32::NEG_INFINITY, f32::NAN],
-            2,
-            &mut tokens,
-        )
-        .unwrap();
+        argmax_rows(&[f32::NAN, -1.0, f32::NEG_INFINITY, f32::NAN], 2, &mut tokens).unwrap();
         assert_eq!(tokens, [1, 0]);
         let error = argmax_rows(&[0.0, 0.0, f32::NAN, f32::NAN], 2, &mut tokens).unwrap_err();
         assert!(matches!(error, ExecutorError::NoNumber { row: 1, .. }));

@@ -109,10 +109,7 @@ mod tests {
         while x < EXP_MAX {
             let exact = f64::from(x).exp();
             let error = (f64::from(exp(x)) - exact).abs() / exact;
-            assert!(
-                error <= 2.0 * f64::from(f32::EPSILON),
-                "exp({x}) is off by {error:e}"
-            );
+            assert!(error <= 2.0 * f64::from(f32::EPSILON), "exp({x}) is off by {error:e}");
             x += 0.001_37;
         }
     }

@@ -32,10 +32,7 @@ pub(super) struct Progress {
 impl Progress {
     /// Nothing of `ops` started.
     pub(super) fn new(ops: Range<u32>) -> Self {
-        Self {
-            word: AtomicU64::new(u64::from(ops.start)),
-            ops,
-        }
+        Self { word: AtomicU64::new(u64::from(ops.start)), ops }
     }
 
     /// Starts the next operator and returns it; `None` when all were started or the rest was
@@ -47,9 +44,7 @@ impl Progress {
         }
         // Only the lane raises the count, so failure means that the bit was set. What the recaller
         // did before must be seen by whoever learns of it from the lane, hence acquire.
-        self.word
-            .compare_exchange(word, word + 1, Ordering::AcqRel, Ordering::Acquire)
-            .ok()?;
+        self.word.compare_exchange(word, word + 1, Ordering::AcqRel, Ordering::Acquire).ok()?;
         Some(word as u32)
     }
 
@@ -57,11 +52,7 @@ impl Progress {
     pub(super) fn recall(&self) -> Recall {
         let before = self.word.fetch_or(RECALLED, Ordering::AcqRel);
         let first = (before & !RECALLED) as u32;
-        if first >= self.ops.end {
-            Recall::TooLate
-        } else {
-            Recall::Recalled { first }
-        }
+        if first >= self.ops.end { Recall::TooLate } else { Recall::Recalled { first } }
     }
 
     /// The first operator that was not started.

@@ -54,28 +54,12 @@ impl Queue {
         if state.ended {
             return Err(entry);
         }
-        let Entry {
-            program, rank, tag, ..
-        } = entry;
+        let Entry { program, rank, tag, .. } = entry;
         let first = ops.start;
-        let ticket = Ticket {
-            number: state.arrivals,
-            progress: Arc::new(Progress::new(ops)),
-        };
+        let ticket = Ticket { number: state.arrivals, progress: Arc::new(Progress::new(ops)) };
         state.arrivals += 1;
-        let place = state
-            .waiting
-            .partition_point(|waiting| waiting.rank >= rank);
-        state.waiting.insert(
-            place,
-            Queued {
-                ticket: ticket.clone(),
-                rank,
-                tag,
-                first,
-                program,
-            },
-        );
+        let place = state.waiting.partition_point(|waiting| waiting.rank >= rank);
+        state.waiting.insert(place, Queued { ticket: ticket.clone(), rank, tag, first, program });
         if let Some(running) = &state.running
             && running.rank < rank
         {
@@ -98,17 +82,11 @@ impl Queue {
                 return None;
             }
             if let Some(entry) = state.waiting.pop_front() {
-                state.running = Some(Running {
-                    ticket: entry.ticket.clone(),
-                    rank: entry.rank,
-                });
+                state.running = Some(Running { ticket: entry.ticket.clone(), rank: entry.rank });
                 return Some(entry);
             }
             state.parked = true;
-            state = self
-                .arrived
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.parked = false;
         }
     }

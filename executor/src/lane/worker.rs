@@ -22,11 +22,7 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) const fn new(queue: Arc<Queue>, reporter: Reporter, alive: Sender<()>) -> Self {
-        Self {
-            queue,
-            reporter,
-            _alive: alive,
-        }
+        Self { queue, reporter, _alive: alive }
     }
 
     pub(super) fn run(self) {
@@ -36,13 +32,7 @@ impl Worker {
     }
 
     fn run_entry(&self, entry: Queued) {
-        let Queued {
-            ticket,
-            tag,
-            mut program,
-            first,
-            ..
-        } = entry;
+        let Queued { ticket, tag, mut program, first, .. } = entry;
         let started = (self.reporter.clock)();
         let mut next_op = first;
         let mut failure = None;
@@ -53,10 +43,7 @@ impl Worker {
                 Ok(Err(error)) => failure = Some(error),
                 Err(payload) => {
                     panicked = true;
-                    failure = Some(ExecutorError::OperatorPanicked {
-                        op,
-                        message: message(payload),
-                    });
+                    failure = Some(ExecutorError::OperatorPanicked { op, message: message(payload) });
                 }
             }
             if failure.is_some() {

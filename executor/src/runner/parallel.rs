@@ -38,21 +38,11 @@ pub struct ParallelRunner {
 impl ParallelRunner {
     /// A runner for at most `workers` threads at a time.
     pub fn new(graph: TaskGraph, workers: NonZeroUsize) -> Self {
-        let pending = graph
-            .predecessors
-            .iter()
-            .map(|&count| AtomicU32::new(count))
-            .collect();
+        let pending = graph.predecessors.iter().map(|&count| AtomicU32::new(count)).collect();
         let deques: Vec<Deque<u32>> = (0..workers.get()).map(|_| Deque::new_lifo()).collect();
         let stealers = deques.iter().map(Deque::stealer).collect();
         let seats = deques.into_iter().map(Mutex::new).collect();
-        Self {
-            graph,
-            pending,
-            seats,
-            stealers,
-            left: AtomicBool::new(false),
-        }
+        Self { graph, pending, seats, stealers, left: AtomicBool::new(false) }
     }
 
     /// The graph.
@@ -142,12 +132,7 @@ impl Run<'_> {
         });
         if catch_unwind(work).is_err() {
             // The first one is reported, to all alike.
-            let _ = self.panicked.compare_exchange(
-                NONE,
-                running.get(),
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            );
+            let _ = self.panicked.compare_exchange(NONE, running.get(), Ordering::AcqRel, Ordering::Relaxed);
             self.wake_all();
         }
         match self.panicked.load(Ordering::Acquire) {

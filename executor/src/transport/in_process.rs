@@ -15,7 +15,7 @@ use crate::lane::{LaneClock, ThreadSpawner};
 pub struct InProcessOptions {
     /// Bytes that are copied at a time; a transport that is dropped ends after the chunk it is at.
     pub chunk: Bytes,
-    /// Transfers that may wait.
+    /// Transfers that may wait, at least 1.
     pub queue: usize,
 }
 
@@ -71,7 +71,7 @@ impl InProcess {
         options: InProcessOptions,
         events: Sender<TransferEvent>,
     ) -> Result<Self> {
-        let (queue, transfers) = bounded(options.queue);
+        let (queue, transfers) = bounded(options.queue.max(1));
         let (alive, exited) = bounded::<()>(0);
         let ended = Arc::new(AtomicBool::new(false));
         let chunk = usize::try_from(options.chunk.get().max(1)).unwrap_or(usize::MAX);
@@ -138,5 +138,67 @@ impl Worker {
             transfer.copy_chunk(buffer)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam::channel::unbounded;
+    use slicescheduler_gmg::id::TransferId;
+    use slicescheduler_gmg::units::Nanos;
+
+    use super::*;
+    use crate::arena::{Arena, Region};
+    use crate::backend::Memory;
+    use crate::lane::StdThreads;
+    use crate::transport::Place;
+
+    /// A memory whose first read says that it has begun and waits for the test.
+    #[derive(Debug)]
+    struct Slow {
+        begun: Sender<()>,
+        go: Receiver<()>,
+    }
+
+    impl Memory for Slow {
+        fn size(&self) -> Bytes {
+            Bytes(8)
+        }
+        unsafe fn read(&self, _: Bytes, into: &mut [u8]) -> Result<()> {
+            let _ = self.begun.send(());
+            let _ = self.go.recv();
+            into.fill(1);
+            Ok(())
+        }
+        unsafe fn write(&self, _: Bytes, _: &[u8]) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_transport_that_is_dropped_reports_what_it_had_not_moved() {
+        let (sender, events) = unbounded();
+        let options = InProcessOptions { chunk: Bytes(2), queue: 2 };
+        let mut transport = InProcess::start(&StdThreads, Arc::new(|| Nanos(1)), options, sender).unwrap();
+        let ((begun_in, begun), (go, go_out)) = (unbounded(), unbounded());
+        let slow = Arc::new(Slow { begun: begun_in, go: go_out });
+        let region = Region::new(Bytes(0), Bytes(8));
+        let mut submit = |number| {
+            let from = Place { memory: slow.clone(), region };
+            let to = Place { memory: Arc::new(Arena::new(Bytes(64)).unwrap()), region };
+            // SAFETY: nobody else has these memories.
+            let transfer = unsafe { Transfer::new(TransferId(number), from, to) }.unwrap();
+            transport.submit(transfer)
+        };
+        submit(0).unwrap();
+        begun.recv().unwrap();
+        submit(1).unwrap();
+        submit(2).unwrap();
+        assert_eq!(submit(3).unwrap_err().reason, Refusal::Full);
+        transport.ended.store(true, Ordering::Release);
+        go.send(()).unwrap();
+        drop(transport);
+        let ends: Vec<_> = events.iter().map(|event| (event.id.0, event.moved.get(), event.outcome.is_ok())).collect();
+        assert_eq!(ends, [(0, 2, false), (1, 0, false), (2, 0, false)]);
     }
 }

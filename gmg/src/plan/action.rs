@@ -68,6 +68,9 @@ pub struct BatchLimits {
     /// KV blocks of these that must stay free when a waiting sequence is admitted; sequences that
     /// run already may grow into them.
     pub keep_free: u32,
+    /// Waiting sequences whose next token was due before this time are passed over: they are late
+    /// already, and the iteration is for those that are not. Zero passes over nobody.
+    pub not_due_before: Nanos,
 }
 
 /// What to run.

@@ -24,9 +24,11 @@ use slicescheduler_gmg::shape::{Binding, Shape, TOKENS};
 use slicescheduler_gmg::units::{Bandwidth, Bytes, FlopRate, Nanos};
 use slicescheduler_gmg::{Applied, Container, Gmg, GmgError, GmgView, Intent, Model, Tenant};
 
-/// Seeds are not kept: a failure prints its shrunk steps, which make a test of their own.
+/// `cases` cases, or `PROPTEST_CASES` where that is set. Seeds are not kept: a failure prints its
+/// shrunk steps, which make a test of their own.
 pub fn cases(cases: u32) -> ProptestConfig {
-    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases) }
+    let default = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    if std::env::var_os("PROPTEST_CASES").is_some() { default } else { ProptestConfig { cases, ..default } }
 }
 
 pub const DEVICES: u32 = 3;
@@ -78,8 +80,7 @@ pub fn diamond() -> Arc<OpGraph> {
 }
 
 pub fn cluster() -> Cluster {
-    let mut spec =
-        DeviceSpec::custom("tiny", Bytes::kib(64), Bandwidth::gb_per_s(1), FlopRate::gflops(1));
+    let mut spec = DeviceSpec::custom("tiny", Bytes::kib(64), Bandwidth::gb_per_s(1), FlopRate::gflops(1));
     spec.lanes = LANES;
     Cluster::builder().node("a", |node| node.devices(DEVICES, spec)).build().unwrap()
 }

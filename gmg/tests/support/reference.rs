@@ -163,9 +163,9 @@ impl Reference {
         for id in (0..DEVICES).map(DeviceId) {
             let memory = view.memory(id).unwrap();
             let region = |model| memory.weight_region(model).unwrap();
-            let weights = memory.models().map(|(model, state)| {
-                (model, (region(model).offset.get(), region(model).bytes.get(), state))
-            });
+            let weights = memory
+                .models()
+                .map(|(model, state)| (model, (region(model).offset.get(), region(model).bytes.get(), state)));
             devices.push(Device {
                 layout: *memory.layout(),
                 weights: weights.collect(),
@@ -687,7 +687,8 @@ impl Reference {
         assert_eq!(weights.collect::<BTreeMap<_, _>>(), expected.weights, "{id}");
 
         let arenas = self.jobs.values().filter_map(|job| job.arena).filter(|&(on, _, _)| on == id);
-        let arenas: Vec<_> = arenas.map(|(_, offset, length)| (offset, length)).filter(|&(_, length)| length > 0).collect();
+        let arenas: Vec<_> =
+            arenas.map(|(_, offset, length)| (offset, length)).filter(|&(_, length)| length > 0).collect();
         let weights: Vec<_> = expected.weights.values().map(|&(offset, length, _)| (offset, length)).collect();
         let mut regions: Vec<_> = arenas.iter().chain(&weights).copied().filter(|&(_, length)| length > 0).collect();
         regions.sort_unstable();
@@ -700,7 +701,10 @@ impl Reference {
         for (&request, &count) in &expected.kv {
             let table = memory.kv().table(request);
             assert_eq!(table.len() as u32, count, "{id}, {request}");
-            assert!(table.iter().all(|&block| block < memory.kv().total() && blocks.insert(block)), "{id}: shared block");
+            assert!(
+                table.iter().all(|&block| block < memory.kv().total() && blocks.insert(block)),
+                "{id}: shared block"
+            );
         }
         assert_eq!(memory.kv().free_blocks(), expected.free_blocks(), "{id}");
 

@@ -72,7 +72,9 @@ impl Stream {
             36 => Intent::RetireRequest { request: self.any_request(step) }.into(),
             37 if step.b & 3 == 0 => Intent::Reject { request: self.any_request(step) }.into(),
             38..=39 => load(step, view).into(),
-            41 => Intent::EvictWeights { model: ModelId(u32::from(step.a % 4)), device: device(step.b, step.odd) }.into(),
+            41 => {
+                Intent::EvictWeights { model: ModelId(u32::from(step.a % 4)), device: device(step.b, step.odd) }.into()
+            }
             42 => external(step).into(),
             43 if step.b % 3 == 0 => Event::DeviceLost { device: device(step.a, step.odd), at: self.now() }.into(),
             44..=45 => Intent::ReturnDevice { device: device(step.a, step.odd) }.into(),

@@ -18,7 +18,9 @@ pub struct Iteration {
     pub growth: Vec<KvGrowth>,
     /// Sequences at the end of the running list that lose their blocks.
     pub preempted: u32,
-    /// Sequences that come from the waiting list.
+    /// Sequences at the front of the waiting list that are passed over.
+    pub passed_over: u32,
+    /// Sequences that come from the waiting list, after those that are passed over.
     pub admitted: u32,
     /// True if a waiting sequence stayed out for want of blocks.
     pub short_of_blocks: bool,
@@ -123,7 +125,14 @@ pub fn plan_iteration(
     if iteration.preempted > 0 {
         return;
     }
-    for (live, sequence) in (running.len() as u32..).zip(waiting) {
+    // The list is in the order of arrival, so those that are late come first.
+    let late = if limits.not_due_before.is_zero() {
+        0
+    } else {
+        waiting.iter().take_while(|sequence| sequence.next_due() < limits.not_due_before).count()
+    };
+    iteration.passed_over = late as u32;
+    for (live, sequence) in (running.len() as u32..).zip(waiting.iter().skip(late)) {
         if tokens_left == 0 || live >= limits.sequences {
             break;
         }
@@ -147,12 +156,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use slicescheduler_gmg::id::RequestId;
+    use slicescheduler_gmg::tenant::Slo;
 
     const OPTIONS: BatchOptions =
         BatchOptions { token_budget: 64, max_sequences: 8, block_tokens: 4, growth_reserve: 0, window: u32::MAX };
 
     fn limits(tokens: u32, new_blocks: u32) -> BatchLimits {
-        BatchLimits { tokens, sequences: 8, new_blocks, keep_free: 0 }
+        BatchLimits { tokens, sequences: 8, new_blocks, keep_free: 0, not_due_before: Nanos::ZERO }
     }
 
     fn sequence(id: u64, prompt: u32, computed: u32, produced: u32) -> Sequence {
@@ -175,6 +185,16 @@ mod tests {
         assert_eq!((plan.tokens, plan.emits, plan.context), (11, 1, 9 + 10));
         assert_eq!(plan.pairs, 9 + 55, "one query on 9 keys, ten queries on 1 to 10 keys");
         assert_eq!(plan.new_blocks, 1 + 3);
+    }
+
+    #[test]
+    fn an_iteration_for_those_in_time_passes_over_the_late() {
+        let slo = Slo { ttft: Nanos::ms(10), tpot: Nanos::ms(1) };
+        let waiting = (0..3).map(|id| Sequence::new(RequestId(id), Nanos::ms(id), Some(slo), 4, 100)).collect();
+        let limits = BatchLimits { not_due_before: Nanos::ms(11), ..limits(64, 100) };
+        let plan = plan(&[], waiting, limits);
+        assert_eq!((plan.passed_over, plan.admitted), (1, 2));
+        assert_eq!(plan.rows[0].request, RequestId(1));
     }
 
     #[test]

@@ -53,7 +53,8 @@ impl ReplicaState {
         if plan.is_empty() {
             return None;
         }
-        self.running.extend(waiting.drain(..plan.admitted as usize));
+        let passed_over = plan.passed_over as usize;
+        self.running.extend(waiting.drain(passed_over..passed_over + plan.admitted as usize));
         let mut grown = plan.growth.iter().peekable();
         for sequence in &mut self.running {
             if let Some(growth) = grown.next_if(|growth| growth.request == sequence.request) {
@@ -216,7 +217,7 @@ impl Batcher {
     fn commit(&mut self, index: u32, plan: &Iteration, preempted: &mut Vec<(RequestId, DeviceId)>) -> Option<JobSpec> {
         let id = ReplicaId { tenant: self.tenant, index };
         let replica = self.replicas.get_mut(index as usize)?;
-        let admitted = self.waiting.iter().take(plan.admitted as usize);
+        let admitted = self.waiting.iter().skip(plan.passed_over as usize).take(plan.admitted as usize);
         self.waiting_tokens -= admitted.map(|sequence| u64::from(sequence.remaining())).sum::<u64>();
         let formed = replica.commit(id, plan, &mut self.waiting, |request, device, freed| {
             if freed > 0 {
@@ -330,7 +331,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    const LIMITS: BatchLimits = BatchLimits { tokens: 64, sequences: 8, new_blocks: 1000, keep_free: 0 };
+    const LIMITS: BatchLimits = BatchLimits { tokens: 64, sequences: 8, new_blocks: 1000, keep_free: 0, not_due_before: Nanos::ZERO };
 
     fn batcher(replicas: u32) -> Batcher {
         let options = BatchOptions { block_tokens: 4, growth_reserve: 0, ..BatchOptions::default() };

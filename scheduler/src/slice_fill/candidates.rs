@@ -10,7 +10,7 @@ use slicescheduler_gmg::tenant::LendingMode;
 use slicescheduler_gmg::units::Nanos;
 
 use crate::demand::ReplicaInfo;
-use crate::placing::{free_blocks, free_blocks_after, is_latency, lane_of, total_blocks, unlimited};
+use crate::placing::{free_blocks, free_blocks_after, is_latency, lane_of, owner_replica, total_blocks, unlimited};
 use crate::policy::Context;
 use crate::slice_fill::{Candidate, CandidateWork, SliceFill};
 
@@ -58,6 +58,8 @@ impl SliceFill {
             let mut limits = unlimited(self.latency_blocks(context, device, is_owner, plan));
             if !admits {
                 limits.sequences = replica.running;
+            } else if !is_owner {
+                limits.not_due_before = context.now;
             }
             context.demand.peek(replica.id, limits, &mut self.scratch);
             if is_owner && self.is_short() {
@@ -129,6 +131,9 @@ impl SliceFill {
             }
             let limits = self.best_effort_limits(context, &replica, owner == Some(tenant));
             context.demand.peek(replica.id, limits, &mut self.scratch);
+            if self.scratch.preempted > 0 && self.guests_hold_blocks(context, &replica) {
+                continue;
+            }
             if !self.scratch.is_empty() {
                 return Some(Candidate {
                     work: CandidateWork::Form { replica: replica.id, limits },
@@ -140,6 +145,15 @@ impl SliceFill {
             }
         }
         None
+    }
+
+    /// True if sequences of others hold blocks on the device of its owner's `replica`: they end soon,
+    /// so the owner rather waits for them than to lose and recompute a sequence of its own.
+    fn guests_hold_blocks(&self, context: &Context<'_>, replica: &ReplicaInfo) -> bool {
+        let tenant = replica.id.tenant;
+        let kv = context.view.memory(replica.device).map(|memory| memory.kv());
+        context.view.owner(replica.device) == Some(tenant)
+            && kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(tenant))
     }
 
     fn best_effort_limits(&self, context: &Context<'_>, replica: &ReplicaInfo, is_owner: bool) -> BatchLimits {
@@ -162,7 +176,11 @@ impl SliceFill {
         plan: &Plan,
     ) -> u32 {
         let free = free_blocks_after(context, device, plan);
-        if is_owner { free } else { free.saturating_sub(self.reserve_blocks(context, device) / 8) }
+        if is_owner {
+            return free;
+        }
+        let grows = owner_replica(context.view, context.demand, device).map_or(0, |owner| 2 * owner.running);
+        free.saturating_sub(grows)
     }
 
     /// How long the paced work of `device` can wait while `guest` runs; [`None`] if it cannot, or if

@@ -55,23 +55,37 @@ impl SliceFill {
         true
     }
 
-    /// True if the forecast says that waiting requests of the replica's tenant would be late on
-    /// the tenant's own devices.
+    /// True if waiting requests of the replica's tenant that could still be in time would be late on
+    /// the tenant's own devices, by the forecast.
     pub(super) fn should_take_over(&mut self, context: &mut Context<'_>, replica: &ReplicaInfo) -> bool {
         let tenant = replica.id.tenant;
-        match context.demand.waiting(tenant) {
-            Some(waiting) if self.options.overflow => self.is_late_at_home(context, tenant, &waiting).is_some(),
-            _ => false,
+        if context.demand.waiting(tenant).is_none() || !self.may_borrow(context, tenant) {
+            return false;
         }
+        self.is_calm(context, replica.device) && self.savable(context, tenant).is_some()
     }
 
-    /// When the tenant's own devices would have computed what waits, if that is too late for the
-    /// youngest of it.
-    fn is_late_at_home(&mut self, context: &mut Context<'_>, tenant: TenantId, waiting: &Waiting) -> Option<Nanos> {
+    /// Waiting requests that would be late at home, but could be in time elsewhere.
+    fn savable(&mut self, context: &mut Context<'_>, tenant: TenantId) -> Option<Waiting> {
+        let waiting = context.demand.waiting(tenant)?;
+        if !self.is_late_at_home(context, tenant, &waiting) {
+            return None;
+        }
+        context.demand.waiting_in_time(tenant, context.now)
+    }
+
+    /// True if the owner of the device has no burst of its own.
+    fn is_calm(&self, context: &Context<'_>, device: DeviceId) -> bool {
+        let owner = context.view.owner(device).filter(|&owner| is_latency(context.view, owner));
+        owner.is_none_or(|owner| context.demand.waiting(owner).is_none())
+    }
+
+    /// True if the tenant's own devices would have computed what waits too late for the youngest.
+    fn is_late_at_home(&mut self, context: &mut Context<'_>, tenant: TenantId, waiting: &Waiting) -> bool {
         let finish = self.home_finish(context, tenant, waiting);
-        let slo = context.view.tenant(tenant).and_then(|tenant| tenant.slo)?;
-        let margin = slo.ttft.scale(self.options.reserve_percent, 100);
-        (finish > waiting.last_due - margin).then_some(finish)
+        let slo = context.view.tenant(tenant).and_then(|tenant| tenant.slo);
+        let margin = slo.map_or(Nanos::ZERO, |slo| slo.ttft.scale(self.options.reserve_percent, 100));
+        finish > waiting.last_due - margin
     }
 
     /// When the tenant's own devices would have computed all that waits, each taking iterations as
@@ -104,7 +118,10 @@ impl SliceFill {
     /// Gives waiting requests that would be late at home to replicas on other devices, the one that
     /// would finish first in turn.
     fn overflow(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) {
-        let Some(mut waiting) = context.demand.waiting(tenant).filter(|_| self.options.overflow) else { return };
+        if !self.may_borrow(context, tenant) {
+            return;
+        }
+        let Some(mut left) = self.savable(context, tenant) else { return };
         let mut hosts: SmallVec<[ReplicaInfo; 8]> = context
             .devices()
             .filter(|&device| context.view.owner(device) != Some(tenant) && self.can_host(context, device))
@@ -112,28 +129,30 @@ impl SliceFill {
             .filter(|replica| !replica.in_flight && context.view.is_resident(replica.model, replica.device))
             .collect();
         let tokens = u64::from(context.demand.token_budget(tenant));
-        while waiting.tokens > 0 && !hosts.is_empty() {
-            let Some(home) = self.is_late_at_home(context, tenant, &waiting) else { return };
+        while left.tokens > 0 && !hosts.is_empty() {
             let mut best: Option<(Nanos, usize)> = None;
             for (index, replica) in hosts.iter().enumerate() {
                 if !context.budget.take() {
                     break;
                 }
-                let action = prompt_action(replica, tokens.min(waiting.tokens), &waiting, Rank::GuestLatency);
+                let action = prompt_action(replica, tokens.min(left.tokens), &left, Rank::GuestLatency);
                 let Some(finish) = self.finish_of_last(context, &[action]) else { continue };
                 let latest = self.devices[replica.device.index()].latest_start;
                 let harmless = latest.is_none_or(|latest| finish <= latest);
                 let fits = self.forecast.first_shortage().is_none();
-                if harmless && fits && finish < home && best.is_none_or(|(other, _)| finish < other) {
+                if harmless && fits && finish <= left.last_due && best.is_none_or(|(other, _)| finish < other) {
                     best = Some((finish, index));
                 }
             }
             let Some((_, index)) = best else { return };
             let replica = hosts.remove(index);
-            let blocks = self.latency_blocks(context, replica.device, false, plan);
-            let limits = BatchLimits { tokens: tokens as u32, ..unlimited(blocks) };
+            let limits = BatchLimits {
+                tokens: tokens as u32,
+                not_due_before: context.now,
+                ..unlimited(self.latency_blocks(context, replica.device, false, plan))
+            };
             form(context.view, &replica, limits, plan);
-            waiting.tokens = waiting.tokens.saturating_sub(tokens);
+            left.tokens = left.tokens.saturating_sub(tokens);
         }
     }
 
@@ -141,7 +160,10 @@ impl SliceFill {
     /// lane, and nothing waits to go on.
     fn can_host(&self, context: &Context<'_>, device: DeviceId) -> bool {
         let waits = self.devices[device.index()].suspended.iter().any(|suspended| suspended.rank >= Rank::GuestLatency);
-        !context.view.is_lost(device) && !waits && runs_below(context, device, Rank::GuestLatency)
+        !context.view.is_lost(device)
+            && !waits
+            && runs_below(context, device, Rank::GuestLatency)
+            && self.is_calm(context, device)
     }
 }
 

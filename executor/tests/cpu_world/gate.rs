@@ -1,0 +1,93 @@
+//! Kernels that wait for the test.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use slicescheduler_executor::Result;
+use slicescheduler_executor::registry::{BoundKernel, Call, CpuKernels, Kernel, KernelRegistry, Site};
+use slicescheduler_gmg::dtype::DType;
+use slicescheduler_gmg::semantics::OpKind;
+
+#[derive(Clone, Debug)]
+struct Gated {
+    closed: Arc<AtomicBool>,
+    begun: Sender<String>,
+    go: Receiver<()>,
+}
+
+#[derive(Debug)]
+struct BoundGated {
+    gate: Gated,
+    name: String,
+    kernel: Arc<dyn BoundKernel>,
+}
+
+impl Kernel for Gated {
+    fn bind(&self, site: &Site<'_>) -> Result<Arc<dyn BoundKernel>> {
+        let name = site.op.name().local().to_owned();
+        Ok(Arc::new(BoundGated { gate: self.clone(), name, kernel: CpuKernels.bind(site)? }))
+    }
+}
+
+impl BoundKernel for BoundGated {
+    fn run(&self, call: &mut Call<'_>) -> Result<()> {
+        if self.gate.closed.load(Ordering::Acquire) {
+            self.gate.begun.send(self.name.clone()).unwrap();
+            self.gate.go.recv().unwrap();
+        }
+        self.kernel.run(call)
+    }
+}
+
+/// The test's side: while it is closed, every operator says that it has begun and waits.
+pub(crate) struct Gate {
+    closed: Arc<AtomicBool>,
+    begun: Receiver<String>,
+    go: Sender<()>,
+}
+
+impl Gate {
+    /// A gate in front of every kernel, open.
+    pub(crate) fn new() -> (Self, KernelRegistry) {
+        let (begun_in, begun) = unbounded();
+        let (go, go_out) = unbounded();
+        let closed = Arc::new(AtomicBool::new(false));
+        let gated: Arc<dyn Kernel> = Arc::new(Gated { closed: closed.clone(), begun: begun_in, go: go_out });
+        let mut kernels = KernelRegistry::cpu();
+        let (heads, kv_heads, head_dim) = (0, 0, 0);
+        for kind in [
+            OpKind::Embedding,
+            OpKind::RmsNorm { epsilon: 0.0 },
+            OpKind::MatMul,
+            OpKind::Rotary { heads, kv_heads, head_dim, theta: 0.0 },
+            OpKind::Attention { heads, kv_heads, head_dim },
+            OpKind::SwiGlu,
+            OpKind::Gather,
+            OpKind::Sample,
+        ] {
+            assert!(kernels.register(&kind, DType::F32, gated.clone()).is_some(), "{kind} has a kernel");
+        }
+        (Self { closed, begun, go }, kernels)
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// Opens the gate, and lets go who waits at it.
+    pub(crate) fn open(&self) {
+        self.closed.store(false, Ordering::Release);
+        self.go.send(()).unwrap();
+    }
+
+    /// Waits until the next operator has begun, and returns its name within its block.
+    pub(crate) fn begun(&self) -> String {
+        self.begun.recv().unwrap()
+    }
+
+    /// Lets the operator that waits go.
+    pub(crate) fn release(&self) {
+        self.go.send(()).unwrap();
+    }
+}

@@ -1,0 +1,19 @@
+//! The world of CPU lanes under a graph that is driven by hand.
+//!
+//! Differential: the tokens of a request against those of the same request run alone. Oracle: a
+//! plain decoder in double precision.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test may fail by them, in its helpers too"
+)]
+
+mod commands;
+mod faults;
+mod gate;
+mod golden;
+mod rig;
+mod tokens;
+mod weights;

@@ -1,0 +1,249 @@
+//! A graph and a world, driven by hand.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
+use slicescheduler_executor::lane::StdThreads;
+use slicescheduler_executor::model::{DecoderModel, SeededWeights};
+use slicescheduler_executor::registry::KernelRegistry;
+use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
+use slicescheduler_gmg::delta::NewRequest;
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId};
+use slicescheduler_gmg::job::{JobSpec, KvGrowth, Row};
+use slicescheduler_gmg::memory::DeviceLayout;
+use slicescheduler_gmg::plan::{Action, Clock, Command, Event, Fate, Plan, Rank, Work, World};
+use slicescheduler_gmg::shape::Binding;
+use slicescheduler_gmg::templates::{DenseSpec, dense};
+use slicescheduler_gmg::units::{Bandwidth, Bytes, FlopRate, Nanos};
+use slicescheduler_gmg::{Container, Effect, Gmg, GmgView, Intent, Model, Tenant};
+
+pub(crate) const BLOCK_TOKENS: u32 = 4;
+pub(crate) const LANES: u16 = 2;
+
+#[derive(Debug)]
+pub(crate) struct SinceStart(Instant);
+
+impl Clock for SinceStart {
+    fn now(&self) -> Nanos {
+        self.0.elapsed().into()
+    }
+}
+
+struct Progress {
+    tenant: usize,
+    prompt: u32,
+    computed: u32,
+    ended: bool,
+}
+
+/// Two tenants, each with a tiny decoder of its own on a device of its own, with two lanes.
+pub(crate) struct Rig {
+    pub(crate) gmg: Gmg,
+    pub(crate) world: CpuWorld,
+    pub(crate) models: Vec<ModelId>,
+    requests: BTreeMap<RequestId, Progress>,
+}
+
+/// The decoder of a tenant.
+pub(crate) fn weights(tenant: usize) -> SeededWeights {
+    SeededWeights::new(40 + tenant as u64)
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        Self::with_kernels(KernelRegistry::cpu())
+    }
+
+    pub(crate) fn with_kernels(kernels: KernelRegistry) -> Self {
+        let spec = DenseSpec::tiny();
+        let device = DeviceSpec::cpu(LANES, Bytes::mib(16), Bandwidth::gb_per_s(10), FlopRate::gflops(50));
+        let cluster = Cluster::builder().node("host", |node| node.devices(2, device)).build().unwrap();
+        let mut gmg = Gmg::new(cluster);
+        let layout = DeviceLayout {
+            usable: Bytes::mib(16),
+            weights: spec.weight_bytes().times(2),
+            arena: Bytes::mib(4),
+            staging: Bytes(128),
+            // Longer than what a block needs: blocks have a stride.
+            kv_block: spec.kv_bytes_per_token().times(u64::from(BLOCK_TOKENS)) + Bytes(64),
+            kv_block_tokens: BLOCK_TOKENS,
+        };
+        let (mut models, mut implementations) = (Vec::new(), Vec::new());
+        for tenant in 0..2 {
+            gmg.lay_out(DeviceId(tenant), layout).unwrap();
+        }
+        for tenant in 0..2 {
+            let template = Arc::new(dense(&spec).unwrap());
+            let id = gmg.add_tenant(Tenant::latency_sensitive(["a", "b"][tenant])).unwrap();
+            let implementation = DecoderModel::new(&spec, template.clone(), &weights(tenant)).unwrap();
+            let model = gmg.add_model(id, Model::new("tiny", template), Container::replicas([tenant as u32])).unwrap();
+            models.push(model);
+            implementations.push((model, implementation));
+        }
+        let options = CpuWorldOptions { kernels, ..CpuWorldOptions::default() };
+        let clock = Arc::new(SinceStart(Instant::now()));
+        let world = CpuWorld::new(gmg.view(), implementations, clock, &StdThreads, options).unwrap();
+        Self { gmg, world, models, requests: BTreeMap::new() }
+    }
+
+    /// Enters a request of a tenant.
+    pub(crate) fn request(&mut self, tenant: usize, prompt: &[u32], output: u32) -> RequestId {
+        let prompt_tokens = prompt.len() as u32;
+        let new = NewRequest {
+            tenant: TenantId(tenant as u32),
+            arrival: Nanos::ZERO,
+            prompt: prompt_tokens,
+            max_output: output,
+        };
+        let request = self.gmg.submit_request(new).unwrap();
+        self.world.prompt(request, prompt, output, None).unwrap();
+        self.requests.insert(request, Progress { tenant, prompt: prompt_tokens, computed: 0, ended: false });
+        request
+    }
+
+    pub(crate) fn has_ended(&self, request: RequestId) -> bool {
+        self.requests[&request].ended
+    }
+
+    /// Tokens that are known and not computed.
+    pub(crate) fn remaining(&self, request: RequestId) -> u32 {
+        let progress = &self.requests[&request];
+        progress.prompt + self.world.tokens(request).len() as u32 - progress.computed
+    }
+
+    /// The device that holds the request's sequence, or its tenant's own.
+    pub(crate) fn home(&self, request: RequestId) -> DeviceId {
+        let own = DeviceId(self.requests[&request].tenant as u32);
+        self.gmg.view().request(request).and_then(|request| request.device).unwrap_or(own)
+    }
+
+    /// The next iteration of some requests of one tenant, each with at most so many tokens.
+    pub(crate) fn iteration(&self, rows: &[(RequestId, u32)]) -> JobSpec {
+        let (mut binding, mut batch, mut growth) = (Binding::new(), Vec::new(), Vec::new());
+        for &(request, chunk) in rows {
+            let progress = &self.requests[&request];
+            let tokens = chunk.min(self.remaining(request));
+            let emits = tokens == self.remaining(request);
+            let position = progress.computed;
+            batch.push(Row { request, position, tokens, emits });
+            binding.add_chunk(u64::from(tokens), u64::from(position), emits);
+            let view = self.gmg.view();
+            let has = view.memory(self.home(request)).unwrap().kv().table(request).len() as u32;
+            let blocks = (position + tokens).div_ceil(BLOCK_TOKENS).saturating_sub(has);
+            growth.extend((blocks > 0).then_some(KvGrowth { request, blocks }));
+        }
+        let model = self.models[self.requests[&rows[0].0].tenant];
+        JobSpec { rows: batch, growth, ..JobSpec::of(model).bind(binding) }
+    }
+
+    /// Lets the graph accept an action and the world carry it out.
+    pub(crate) fn act(&mut self, action: Action) -> Vec<Command> {
+        let plan = Plan { actions: [action].into_iter().collect(), ..Plan::nothing(self.gmg.version()) };
+        let accepted = self.gmg.accept(plan);
+        assert!(accepted.dropped.is_empty(), "{:?}", accepted.dropped);
+        for command in &accepted.commands {
+            self.world.enqueue(command, self.gmg.view()).unwrap();
+        }
+        accepted.commands.into_vec()
+    }
+
+    pub(crate) fn launch(&mut self, spec: JobSpec, lane: LaneId, rank: Rank) -> JobId {
+        let work = Work::New(Box::new(spec));
+        match &self.act(Action::Run { work, lane, rank })[..] {
+            [Command::Launch(launch)] => launch.job,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Launches what is left of a job.
+    pub(crate) fn resume(&mut self, job: JobId, lane: LaneId, rank: Rank) {
+        let live = self.gmg.state().job(job).unwrap();
+        let ops = live.progress()..live.op_count();
+        self.act(Action::Run { work: Work::Existing { job, ops }, lane, rank });
+    }
+
+    pub(crate) fn recall(&mut self, job: JobId, fate: Fate) {
+        self.act(Action::Recall { job, fate });
+    }
+
+    /// Frees the sequence of a request: it is computed from its start again.
+    pub(crate) fn release(&mut self, request: RequestId) {
+        let device = self.home(request);
+        self.act(Action::ReleaseKv { request, device });
+        self.requests.get_mut(&request).unwrap().computed = 0;
+    }
+
+    /// Waits for events and applies them to the graph, which must expect them.
+    pub(crate) fn events(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        let far = self.world.poll(Nanos::ZERO, &mut events).unwrap() + Nanos::secs(20);
+        if events.is_empty() {
+            self.world.poll(far, &mut events).unwrap();
+        }
+        assert!(!events.is_empty(), "nothing happened within 20 s");
+        for event in &events {
+            let applied = self.gmg.apply(event.clone()).unwrap();
+            assert!(!matches!(applied.effect, Effect::Diverged(_)), "{event:?}: {:?}", applied.effect);
+            if let Event::Finished { job, ended, .. } = event {
+                self.finished(*job);
+                for ended in ended {
+                    self.requests.get_mut(&ended.request).unwrap().ended = true;
+                    assert_eq!(ended.produced as usize, self.world.tokens(ended.request).len());
+                }
+            }
+        }
+        events
+    }
+
+    /// A job of which nothing is left is removed.
+    fn finished(&mut self, job: JobId) {
+        let live = self.gmg.state().job(job).unwrap();
+        if live.segments.all_done() {
+            for row in live.spec.rows.clone() {
+                self.requests.get_mut(&row.request).unwrap().computed = row.position + row.tokens;
+            }
+            self.gmg.apply(Intent::Retire { job }).unwrap();
+        }
+    }
+
+    pub(crate) fn event(&mut self) -> Event {
+        let mut events = self.events();
+        assert_eq!(events.len(), 1, "{events:?}");
+        events.remove(0)
+    }
+
+    /// Runs a request to its end, by itself.
+    pub(crate) fn run_alone(&mut self, request: RequestId) {
+        let lane = LaneId::new(self.home(request), 0);
+        while !self.has_ended(request) {
+            let spec = self.iteration(&[(request, u32::MAX)]);
+            self.launch(spec, lane, Rank::OwnerLatency);
+            self.event();
+        }
+    }
+
+    /// Nothing is left on any device.
+    pub(crate) fn assert_empty(&self) {
+        assert!(self.world.is_idle());
+        for device in [DeviceId(0), DeviceId(1)] {
+            let memory = self.gmg.view().memory(device).unwrap().clone();
+            assert_eq!((memory.kv().used_blocks(), memory.arena().used()), (0, Bytes::ZERO));
+        }
+    }
+}
+
+/// A prompt that depends on its length and seed.
+pub(crate) fn prompt(seed: u32, length: u32) -> Vec<u32> {
+    (0..length).map(|index| (seed * 97 + index * index * 31 + index * 7) % 256).collect()
+}
+
+/// The tokens of a request of a tenant that nobody disturbs.
+pub(crate) fn alone(tenant: usize, prompt: &[u32], output: u32) -> Vec<u32> {
+    let mut rig = Rig::new();
+    let request = rig.request(tenant, prompt, output);
+    rig.run_alone(request);
+    rig.assert_empty();
+    rig.world.tokens(request).to_vec()
+}
