@@ -1,6 +1,8 @@
 //! Accepting a plan: what cannot be carried out is given back with its reason and leaves no trace,
 //! the rest is reserved and turned into commands, in order.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by them, in its helpers too")]
+
 mod support;
 
 use proptest::prelude::*;
@@ -287,7 +289,7 @@ fn ended_requests_cannot_be_released_or_rejected() {
 fn what_batching_must_carry_out_first_is_dropped() {
     let mut gmg = gmg();
     let replica = ReplicaId { tenant: CHAT, index: 0 };
-    let limits = BatchLimits { tokens: 1, sequences: 1, new_blocks: 1, keep_free: 0 };
+    let limits = BatchLimits { tokens: 1, sequences: 1, new_blocks: 1, keep_free: 0, not_due_before: Nanos::ZERO };
     let form = Action::FormBatch { replica, lane: lane(0, 0), limits, rank: Rank::OwnerLatency };
     let error = reason(&mut gmg, form);
     assert_eq!(error, GmgError::NotMaterialized("forming a batch"));

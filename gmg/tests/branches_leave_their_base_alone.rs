@@ -1,6 +1,8 @@
 //! A branch does what a graph restored from the same snapshot does, forgets exactly what it is told
 //! to forget, and changes nothing but itself.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by them, in its helpers too")]
+
 mod support;
 
 use proptest::prelude::*;

@@ -1,6 +1,8 @@
 //! Differential: the graph and a plain model of its rules take the same random deltas and say the
 //! same after each.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by them, in its helpers too")]
+
 mod support;
 
 use std::collections::BTreeMap;

@@ -1,6 +1,8 @@
 //! Publications are replayed from deltas; they must equal the graph that they publish, and stay as
 //! they are whatever the owner does next.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by them, in its helpers too")]
+
 mod support;
 
 use std::sync::mpsc;

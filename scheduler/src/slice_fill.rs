@@ -55,6 +55,9 @@ pub struct SliceFillOptions {
     pub guest_blocks_percent: u32,
     /// Whether latency-sensitive tenants may overflow to other devices.
     pub overflow: bool,
+    /// How far a tenant's oldest waiting request may be behind its due time for the tenant to be in a
+    /// burst rather than saturated, in times to first token.
+    pub burst_ttfts: u64,
     /// Time on others' lanes that a latency-sensitive tenant may borrow at once, per device of its
     /// own. Overflow is for bursts; a tenant that is saturated has to wait at home.
     pub borrow_burst: Nanos,
@@ -75,7 +78,8 @@ impl Default for SliceFillOptions {
             owner_blocks_percent: 8,
             guest_blocks_percent: 20,
             overflow: true,
-            borrow_burst: Nanos::secs(20),
+            burst_ttfts: 10,
+            borrow_burst: Nanos::secs(10),
             borrow_percent: 10,
             lending: None,
         }
@@ -234,9 +238,14 @@ impl SliceFill {
         account
     }
 
-    /// True if the tenant may borrow time on others' devices.
+    /// True if the tenant may borrow time on others' devices: it has some left, and it is in a burst.
+    /// Whoever is further behind than that is saturated, and what it borrowed would save nothing.
     fn may_borrow(&mut self, context: &Context<'_>, tenant: TenantId) -> bool {
-        self.options.overflow && self.account(context, tenant).left > 0
+        let ttft = context.view.tenant(tenant).and_then(|tenant| tenant.slo).map_or(Nanos::ZERO, |slo| slo.ttft);
+        let behind = context.demand.waiting(tenant).map_or(Nanos::ZERO, |waiting| context.now - waiting.first_due);
+        self.options.overflow
+            && behind <= ttft.times(self.options.burst_ttfts)
+            && self.account(context, tenant).left > 0
     }
 
     /// Decides what the device runs next, if its lane is free.

@@ -153,6 +153,7 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
         "min_slice_us" => options.min_slice = Nanos::us(whole(1_000_000)?),
         "guest_tokens" => options.guest_tokens = whole(i64::from(u32::MAX))?.max(1) as u32,
         "guest_blocks_percent" => options.guest_blocks_percent = whole(100)? as u32,
+        "burst_ttfts" => options.burst_ttfts = whole(1_000_000)?,
         "borrow_burst_ms" => options.borrow_burst = Nanos::ms(whole(1_000_000_000)?),
         "borrow_percent" => options.borrow_percent = whole(100)?,
         "owner_blocks_percent" => options.owner_blocks_percent = whole(100)? as u32,
@@ -167,7 +168,7 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
         },
         _ => {
             return Err("known are reserve_percent, pace_percent, min_slice_us, guest_tokens, owner_blocks_percent, \
-                        guest_blocks_percent, overflow, borrow_burst_ms, borrow_percent, lending");
+                        guest_blocks_percent, overflow, burst_ttfts, borrow_burst_ms, borrow_percent, lending");
         }
     }
     Ok(())

@@ -230,9 +230,9 @@ fn device_lost<S: Store>(store: &mut S, device: DeviceId) -> Option<Divergence> 
 /// The part of a job that `device` had is gone, and so is what depended on it.
 fn lose<S: Store>(store: &mut S, id: JobId, device: DeviceId) {
     let Some(job) = store.job(id) else { return };
-    let may_go_on = job.segments.iter().any(|segment| segment.state == StoredState::Pending);
-    let activations = job.arena.is_some_and(|(on, _)| on == device);
-    if !activations && !(may_go_on && job.kv_on == Some(device)) {
+    let pending = || job.segments.iter().any(|segment| segment.state == StoredState::Pending);
+    let had_memory = job.arena.is_some_and(|(on, _)| on == device) || (job.kv_on == Some(device) && pending());
+    if !had_memory {
         return;
     }
     let count = job.op_count();

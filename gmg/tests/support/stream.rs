@@ -76,7 +76,9 @@ impl Stream {
                 Intent::EvictWeights { model: ModelId(u32::from(step.a % 4)), device: device(step.b, step.odd) }.into()
             }
             42 => external(step).into(),
-            43 if step.b % 3 == 0 => Event::DeviceLost { device: device(step.a, step.odd), at: self.now() }.into(),
+            43 if step.b.is_multiple_of(3) => {
+                Event::DeviceLost { device: device(step.a, step.odd), at: self.now() }.into()
+            }
             44..=45 => Intent::ReturnDevice { device: device(step.a, step.odd) }.into(),
             46 => structure(step),
             47 if step.b & 3 == 0 => Event::Timer { at: self.now() }.into(),
