@@ -31,7 +31,9 @@ use slicescheduler_gmg::tenant::{Class, LendingMode};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use crate::batching::Iteration;
-use crate::placing::{free_blocks_after, is_latency, lane_of, owner_replica, promised_by, reclaim, total_blocks, touched};
+use crate::placing::{
+    free_blocks_after, is_latency, lane_of, owner_replica, promised_by, reclaim, total_blocks, touched,
+};
 use crate::policy::{Context, Policy, Residency, TenantShape};
 use crate::slice_fill::candidates::Candidates;
 

@@ -148,6 +148,11 @@ impl<W: World> Driver<W> {
         &mut self.world
     }
 
+    /// Ends the loop and gives the world back.
+    pub fn into_world(self) -> W {
+        self.world
+    }
+
     /// The time of the latest pass.
     pub fn now(&self) -> Nanos {
         self.now
@@ -298,7 +303,8 @@ impl<W: World> Driver<W> {
     }
 
     fn finished(&mut self, id: JobId, ended: &[Ended], at: Nanos) {
-        let Some(job) = self.gmg.view().job(id).filter(|job| job.segments.all_done()).map(|job| job.spec.clone()) else {
+        let Some(job) = self.gmg.view().job(id).filter(|job| job.segments.all_done()).map(|job| job.spec.clone())
+        else {
             return;
         };
         if let Some(batcher) = self.batching.get_mut(job.key.tenant as usize) {
@@ -352,7 +358,9 @@ impl<W: World> Driver<W> {
             }
         }
         for batcher in &mut self.batching {
-            while let Some(replica) = batcher.replica_on(device).filter(|replica| batcher.holds_sequences(replica.index)) {
+            while let Some(replica) =
+                batcher.replica_on(device).filter(|replica| batcher.holds_sequences(replica.index))
+            {
                 batcher.lose(replica.index);
             }
         }
@@ -364,7 +372,8 @@ impl<W: World> Driver<W> {
         let batcher = self.batching.get(tenant.index())?;
         let blocks = tokens.div_ceil(batcher.options().block_tokens.max(1)) + 1;
         let view = self.gmg.view();
-        let most = batcher.replicas().iter().filter_map(|replica| Some(view.memory(replica.device)?.kv().total())).max();
+        let most =
+            batcher.replicas().iter().filter_map(|replica| Some(view.memory(replica.device)?.kv().total())).max();
         let most = most.unwrap_or(0);
         (blocks > most).then_some(RequestError::TooLong { tokens, blocks, most })
     }

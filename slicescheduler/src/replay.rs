@@ -1,10 +1,12 @@
 //! Traces in, figures out: the same driver over a simulated or the real world.
 
+mod cpu;
 mod recorder;
 mod run;
 
 use std::sync::Arc;
 
+use slicescheduler_executor::ExecutorError;
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_scheduler::policy::Policy;
@@ -17,8 +19,9 @@ use crate::scenario::{OptionValue, PolicySpec, Scenario};
 use crate::setup::SetupError;
 use crate::workload::WorkloadError;
 
+pub use cpu::replay_on_cpu;
 pub use recorder::Recorder;
-pub use run::{ReplayWorld, run_policy, simulate};
+pub use run::{ReplayWorld, Run, run_policy, simulate};
 
 /// Why a replay stopped.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +36,9 @@ pub enum ReplayError {
     /// The loop cannot go on.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The lanes of this machine cannot be used.
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
     /// No policy has this name.
     #[error("there is no policy {name:?}; known are {}", known.join(", "))]
     NoSuchPolicy {

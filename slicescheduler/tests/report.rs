@@ -52,6 +52,7 @@ fn policy(name: &str, factor: f64) -> PolicySummary {
         sim_ops_per_ms: 81_234.0,
         sim_entries_per_ms: 9_876.0,
         wall_s: 3.25,
+        answers_compared: None,
         tokens_hash: None,
     }
 }

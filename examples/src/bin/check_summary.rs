@@ -68,11 +68,13 @@ fn measured(summary: &Summary) -> Checks {
     let mut checks = Checks::new();
     let hashes: Vec<_> = summary.policies.iter().map(|policy| policy.tokens_hash.as_deref()).collect();
     let equal = hashes.iter().all(|hash| hash.is_some() && *hash == hashes[0]);
-    checks.push(("answers are equal under every policy".to_owned(), equal));
+    let compared = summary.policies.iter().filter_map(|policy| policy.answers_compared).min().unwrap_or(0);
+    checks.push((format!("{compared} answers are equal under every policy"), equal && compared > 0));
     for policy in &summary.policies {
         let violations = policy.memory_violations;
         checks.push((format!("{}: memory violations {violations}", policy.name), violations == 0));
-        checks.push((format!("{}: tokens {:.0}/s", policy.name, policy.token_throughput), policy.token_throughput > 0.0));
+        checks
+            .push((format!("{}: tokens {:.0}/s", policy.name, policy.token_throughput), policy.token_throughput > 0.0));
     }
     checks
 }

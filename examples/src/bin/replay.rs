@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use slicescheduler::replay::{Progress, ReplayOptions, replay};
+use slicescheduler::replay::{Progress, ReplayOptions, replay, replay_on_cpu};
 use slicescheduler::report::{RunRecord, Summary, html, perfetto, table};
 use slicescheduler::scenario::Scenario;
 use slicescheduler_gmg::plan::Clock;
@@ -87,9 +87,15 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(out) = &arguments.out {
         std::fs::create_dir_all(out).map_err(|error| format!("{}: cannot be made a folder: {error}", out.display()))?;
     }
-    let options = ReplayOptions { stopwatch: Some(Arc::new(Stopwatch(Instant::now()))), ..ReplayOptions::default() };
+    let clock: Arc<dyn Clock> = Arc::new(Stopwatch(Instant::now()));
     let mut progress = Bar::default();
-    let (summary, runs) = replay(&scenario, &name, &options, &mut progress)?;
+    let (summary, runs) = match arguments.device {
+        Device::Sim => {
+            let options = ReplayOptions { stopwatch: Some(clock), ..ReplayOptions::default() };
+            replay(&scenario, &name, &options, &mut progress)?
+        }
+        Device::Cpu => replay_on_cpu(&scenario, &name, &clock, &mut progress)?,
+    };
     progress.finish();
     if let Some(out) = &arguments.out {
         write_all(out, &summary, &runs)?;

@@ -331,7 +331,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    const LIMITS: BatchLimits = BatchLimits { tokens: 64, sequences: 8, new_blocks: 1000, keep_free: 0, not_due_before: Nanos::ZERO };
+    const LIMITS: BatchLimits =
+        BatchLimits { tokens: 64, sequences: 8, new_blocks: 1000, keep_free: 0, not_due_before: Nanos::ZERO };
 
     fn batcher(replicas: u32) -> Batcher {
         let options = BatchOptions { block_tokens: 4, growth_reserve: 0, ..BatchOptions::default() };

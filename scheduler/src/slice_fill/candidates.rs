@@ -152,8 +152,7 @@ impl SliceFill {
     fn guests_hold_blocks(&self, context: &Context<'_>, replica: &ReplicaInfo) -> bool {
         let tenant = replica.id.tenant;
         let kv = context.view.memory(replica.device).map(|memory| memory.kv());
-        context.view.owner(replica.device) == Some(tenant)
-            && kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(tenant))
+        context.view.owner(replica.device) == Some(tenant) && kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(tenant))
     }
 
     fn best_effort_limits(&self, context: &Context<'_>, replica: &ReplicaInfo, is_owner: bool) -> BatchLimits {
@@ -168,13 +167,7 @@ impl SliceFill {
 
     /// Blocks that latency-sensitive work may take. A guest leaves some for the owner's sequences to
     /// grow into.
-    pub(super) fn latency_blocks(
-        &self,
-        context: &Context<'_>,
-        device: DeviceId,
-        is_owner: bool,
-        plan: &Plan,
-    ) -> u32 {
+    pub(super) fn latency_blocks(&self, context: &Context<'_>, device: DeviceId, is_owner: bool, plan: &Plan) -> u32 {
         let free = free_blocks_after(context, device, plan);
         if is_owner {
             return free;

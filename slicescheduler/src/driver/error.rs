@@ -9,7 +9,9 @@ use slicescheduler_gmg::plan::{Failure, WhatIfError, WorldError};
 #[non_exhaustive]
 pub enum DriverError {
     /// One batcher per tenant is needed.
-    #[error("there are {batchers} batchers for {tenants} tenants; there has to be one per tenant, in the order of their ids")]
+    #[error(
+        "there are {batchers} batchers for {tenants} tenants; there has to be one per tenant, in the order of their ids"
+    )]
     Batching {
         /// How many were given.
         batchers: usize,

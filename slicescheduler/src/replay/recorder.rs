@@ -147,12 +147,7 @@ impl Recorder {
     }
 
     /// The figures and pictures of the run.
-    pub(crate) fn finish<W: World>(
-        mut self,
-        name: &str,
-        driver: &Driver<W>,
-        wall: Option<Nanos>,
-    ) -> RunRecord {
+    pub(crate) fn finish<W: World>(mut self, name: &str, driver: &Driver<W>, wall: Option<Nanos>) -> RunRecord {
         self.sample_memory(driver.now(), driver.gmg().view());
         let length = (self.window.1 - self.window.0).as_secs_f64();
         let per_second = |amount: f64| amount / length;
@@ -165,7 +160,8 @@ impl Recorder {
         let (decisions, forecasts) = (driver.decisions(), driver.forecasts());
         let micros = |time: Nanos| time.get() as f64 / 1e3;
         let per_ms = |amount: u64| share(Nanos(amount), forecasts.time()) * 1e6;
-        let tenants: Vec<TenantSummary> = self.labels.iter().zip(&mut self.tenants).map(|(label, counts)| counts.summary(label, length)).collect();
+        let tenants: Vec<TenantSummary> =
+            self.labels.iter().zip(&mut self.tenants).map(|(label, counts)| counts.summary(label, length)).collect();
         let sensitive = tenants.iter().zip(&self.labels).filter(|(_, label)| label.class == Class::LatencySensitive);
         let worst = sensitive.map(|(tenant, _)| tenant.sla_violation_rate).fold(0.0, f64::max);
         let kept = self.tenants.iter().map(|counts| counts.kept).sum::<u64>() as f64;
@@ -195,6 +191,7 @@ impl Recorder {
             sim_ops_per_ms: per_ms(forecasts.operators()),
             sim_entries_per_ms: per_ms(forecasts.entries()),
             wall_s: wall.unwrap_or_default().as_secs_f64(),
+            answers_compared: None,
             tokens_hash: None,
         };
         RunRecord {
@@ -213,7 +210,16 @@ impl Recorder {
     }
 
     /// Operators of `job` ran on `lane` from `start` to `finish`.
-    fn ran(&mut self, job: JobId, lane: LaneId, start: Nanos, finish: Nanos, operators: u32, recalled: bool, view: View<'_>) {
+    fn ran(
+        &mut self,
+        job: JobId,
+        lane: LaneId,
+        start: Nanos,
+        finish: Nanos,
+        operators: u32,
+        recalled: bool,
+        view: View<'_>,
+    ) {
         let Some(spec) = view.job(job).map(|job| &job.spec) else { return };
         let device = lane.device.index();
         let tenant = spec.key.tenant;

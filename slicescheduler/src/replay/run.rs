@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
+use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::delta::NewRequest;
 use slicescheduler_gmg::id::{RequestId, TenantId};
-use slicescheduler_gmg::plan::{Clock, World};
+use slicescheduler_gmg::plan::{Clock, World, WorldError};
 use slicescheduler_gmg::tenant::Class;
 use slicescheduler_gmg::units::Nanos;
-use slicescheduler_gmg::GmgView;
 use slicescheduler_scheduler::batching::Batcher;
 use slicescheduler_scheduler::policy::Policy;
 use slicescheduler_simulator::cost::Roofline;
 use slicescheduler_simulator::timeline::{Horizon, Timeline};
 use slicescheduler_simulator::world::{SimWorld, WorldCost, WorldOptions};
 
-use crate::driver::{Driver, DriverOptions};
+use crate::driver::{Driver, DriverError, DriverOptions};
 use crate::replay::{Progress, Recorder, ReplayError, ReplayOptions};
 use crate::report::RunRecord;
 use crate::scenario::{BacklogRequests, Scenario, Source};
@@ -24,15 +24,19 @@ use crate::workload::{ArrivalRecord, ArrivalStream};
 /// A world that is told beforehand what only the world may know: how long answers will be.
 pub trait ReplayWorld: World {
     /// The next request will have this prompt and this many output tokens.
-    fn prepare(&mut self, request: RequestId, tenant: TenantId, prompt: u32, output: u32);
+    ///
+    /// # Errors
+    /// If the world cannot take it.
+    fn prepare(&mut self, request: RequestId, tenant: TenantId, prompt: u32, output: u32) -> Result<(), WorldError>;
 
     /// A request has ended.
     fn forget(&mut self, request: RequestId);
 }
 
 impl ReplayWorld for SimWorld {
-    fn prepare(&mut self, request: RequestId, _tenant: TenantId, _prompt: u32, output: u32) {
+    fn prepare(&mut self, request: RequestId, _tenant: TenantId, _prompt: u32, output: u32) -> Result<(), WorldError> {
         self.reveal(request, output);
+        Ok(())
     }
 
     fn forget(&mut self, _request: RequestId) {}
@@ -56,9 +60,10 @@ pub fn simulate(
 ) -> Result<RunRecord, ReplayError> {
     let setup = Setup::new(scenario, &*policy)?;
     let cluster = Arc::new(setup.gmg.view().cluster().clone());
-    let world = WorldOptions { seed: scenario.seed, ..options.world };
-    let world = SimWorld::new(cluster, Box::new(WorldCost::default()), world);
-    run_policy(scenario, policy, setup, world, options.stopwatch.clone(), progress)
+    let world_options = WorldOptions { seed: scenario.seed, ..options.world };
+    let world = SimWorld::new(cluster, Box::new(WorldCost::default()), world_options);
+    let how = Run { launched_window: world_options.launched_window, stopwatch: options.stopwatch.clone() };
+    run_policy(scenario, policy, setup, world, &how, progress).map(|(run, _)| run)
 }
 
 /// The arrivals of one tenant.
@@ -98,13 +103,19 @@ impl Feed {
 
     /// The time of the next arrival.
     fn next_at(&self) -> Nanos {
-        self.arrivals.iter().filter_map(|arrivals| arrivals.next.as_ref()).map(|next| next.at).min().unwrap_or(Nanos::MAX)
+        self.arrivals
+            .iter()
+            .filter_map(|arrivals| arrivals.next.as_ref())
+            .map(|next| next.at)
+            .min()
+            .unwrap_or(Nanos::MAX)
     }
 
     /// The next arrival that is not after `now`.
     fn pop(&mut self, now: Nanos) -> Result<Option<(TenantId, ArrivalRecord)>, ReplayError> {
         let due = self.arrivals.iter_mut().filter(|arrivals| arrivals.next.as_ref().is_some_and(|next| next.at <= now));
-        let Some(first) = due.min_by_key(|arrivals| (arrivals.next.as_ref().map(|next| next.at), arrivals.tenant)) else {
+        let Some(first) = due.min_by_key(|arrivals| (arrivals.next.as_ref().map(|next| next.at), arrivals.tenant))
+        else {
             return Ok(None);
         };
         let record = first.next.take();
@@ -113,7 +124,16 @@ impl Feed {
     }
 }
 
-/// Runs one policy over any world.
+/// How a policy is run, whatever the world is.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// Operators that start within this time after a recall still run.
+    pub launched_window: Nanos,
+    /// Measures decisions.
+    pub stopwatch: Option<Arc<dyn Clock>>,
+}
+
+/// Runs one policy over any world, and gives the world back.
 ///
 /// # Errors
 /// If a trace is damaged or the world is broken.
@@ -122,14 +142,16 @@ pub fn run_policy<W: ReplayWorld>(
     policy: Box<dyn Policy>,
     setup: Setup,
     world: W,
-    stopwatch: Option<Arc<dyn Clock>>,
+    how: &Run,
     progress: &mut dyn Progress,
-) -> Result<RunRecord, ReplayError> {
+) -> Result<(RunRecord, W), ReplayError> {
+    let stopwatch = how.stopwatch.clone();
     let begun = stopwatch.as_ref().map(|stopwatch| stopwatch.now());
     let name = policy.name();
     let mut recorder = Recorder::new(scenario, setup.gmg.view());
     let mut setup = setup;
     let what_if = Timeline::new(setup.gmg.publish(), Roofline::default(), Horizon::secs(2));
+    let what_if = what_if.launched_window(how.launched_window);
     let options = DriverOptions { stopwatch: stopwatch.clone(), ..DriverOptions::default() };
     let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options)?;
     driver.prefetch(setup.prefetch, &mut recorder)?;
@@ -141,7 +163,7 @@ pub fn run_policy<W: ReplayWorld>(
         top_up(&mut driver, &mut feed, now, &mut recorder)?;
         now = driver.step(feed.next_at().min(end), &mut recorder)?;
         while let Some((tenant, record)) = feed.pop(now)? {
-            enter(&mut driver, tenant, record.at.max(now), record.prompt, record.output, &mut recorder)?;
+            enter(&mut driver, tenant, record.at, record.prompt, record.output, &mut recorder)?;
         }
         settle(&mut driver, &mut recorder);
         if now >= shown {
@@ -156,7 +178,8 @@ pub fn run_policy<W: ReplayWorld>(
     }
     progress.advance(name, end, end);
     let wall = begun.zip(stopwatch).map(|(begun, stopwatch)| stopwatch.now() - begun);
-    Ok(recorder.finish(name, &driver, wall))
+    let record = recorder.finish(name, &driver, wall);
+    Ok((record, driver.into_world()))
 }
 
 fn enter<W: ReplayWorld>(
@@ -168,7 +191,7 @@ fn enter<W: ReplayWorld>(
     recorder: &mut Recorder,
 ) -> Result<(), ReplayError> {
     let id = driver.gmg().next_request_id();
-    driver.world_mut().prepare(id, tenant, prompt, output);
+    driver.world_mut().prepare(id, tenant, prompt, output).map_err(DriverError::World)?;
     recorder.arrived(tenant, arrival);
     let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
     driver.submit(request, recorder)?;

@@ -66,8 +66,10 @@ pub struct PolicySummary {
     pub sim_entries_per_ms: f64,
     /// Wall-clock seconds that the replay of this policy took. Measured.
     pub wall_s: f64,
-    /// A hash of every output token, for worlds that compute real ones. Equal hashes mean equal
-    /// answers to equal requests.
+    /// Requests that were answered under every policy, for worlds that compute real tokens.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub answers_compared: Option<u64>,
+    /// A hash of the output tokens of these requests. Equal hashes mean equal answers.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tokens_hash: Option<String>,
 }

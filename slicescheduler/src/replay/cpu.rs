@@ -1,0 +1,189 @@
+//! The same replay on the lanes of this machine, with real kernels.
+//!
+//! Every tenant gets the seeded tiny decoder in place of its model, and every device becomes a lane.
+//! Prompts are random tokens, keyed by the tenant and the number of the request, so a request has
+//! the same prompt under every policy, and must have the same answer.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
+use slicescheduler_executor::lane::StdThreads;
+use slicescheduler_executor::model::{DecoderModel, SeededWeights};
+use slicescheduler_gmg::id::{RequestId, TenantId};
+use slicescheduler_gmg::plan::{Clock, Command, Event, World, WorldError};
+use slicescheduler_gmg::templates::DenseSpec;
+use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::{GmgView, View};
+
+use crate::replay::run::{Run, run_policy};
+use crate::replay::{Progress, ReplayError, ReplayWorld, policy, summary};
+use crate::report::{RunRecord, Summary};
+use crate::scenario::{DeviceKind, LinkOverride, Scenario, Workload};
+use crate::setup::Setup;
+use crate::workload::Lengths;
+use crate::workload::rng::Seed;
+
+/// The answers of one run: the tokens of every completed request, hashed, by tenant and by the
+/// number of the request within the tenant.
+type Answers = BTreeMap<(u32, u64), u64>;
+
+/// Lengths that replace those of a scenario that was not made for the tiny decoder.
+const LENGTHS: Lengths = Lengths { prompt_scale: 0.05, output_scale: 0.2, max_prompt: 384, max_output: 96 };
+
+/// Tokens of an iteration at most, where a scenario was not made for the tiny decoder.
+const TOKEN_BUDGET: u32 = 256;
+
+/// Runs every policy of `scenario` on lanes of this machine, one after the other, in real time.
+///
+/// `clock` must go on by itself. Also returns how many requests were answered under every policy.
+///
+/// # Errors
+/// If the scenario is impossible, a trace is damaged, or there are no threads or no memory.
+pub fn replay_on_cpu(
+    scenario: &Scenario,
+    name: &str,
+    clock: &Arc<dyn Clock>,
+    progress: &mut dyn Progress,
+) -> Result<(Summary, Vec<RunRecord>), ReplayError> {
+    let scenario = for_cpu(scenario);
+    let (mut runs, mut answers) = (Vec::new(), Vec::new());
+    for spec in &scenario.policies {
+        let policy = policy(spec)?;
+        let setup = Setup::new(&scenario, &*policy)?;
+        let clock: Arc<dyn Clock> = Arc::new(Since { start: clock.now(), clock: clock.clone() });
+        let world = CpuReplay::new(&scenario, &setup, clock.clone())?;
+        let how = Run { launched_window: Nanos::ZERO, stopwatch: Some(clock) };
+        let (run, world) = run_policy(&scenario, policy, setup, world, &how, progress)?;
+        runs.push(run);
+        answers.push(world.answers);
+    }
+    let common: Vec<_> = answers.first().into_iter().flatten().map(|(&key, _)| key).collect();
+    let common: Vec<_> = common.into_iter().filter(|key| answers.iter().all(|of| of.contains_key(key))).collect();
+    for (run, answers) in runs.iter_mut().zip(&answers) {
+        let mut hasher = DefaultHasher::new();
+        common.iter().for_each(|key| (key, answers.get(key)).hash(&mut hasher));
+        run.summary.answers_compared = Some(common.len() as u64);
+        run.summary.tokens_hash = Some(format!("{:016x}", hasher.finish()));
+    }
+    Ok((summary(&scenario, name, true, &runs), runs))
+}
+
+/// The scenario with lanes for devices and the tiny decoder for models.
+fn for_cpu(scenario: &Scenario) -> Scenario {
+    let mut scenario = scenario.clone();
+    for node in &mut scenario.cluster.nodes {
+        node.kind = DeviceKind::Cpu;
+        (node.nvlink, node.pcie, node.host_memory) = (LinkOverride::default(), LinkOverride::default(), None);
+    }
+    let tiny = DenseSpec::tiny();
+    for tenant in &mut scenario.tenants {
+        if tenant.model == tiny {
+            continue;
+        }
+        tenant.model = tiny.clone();
+        scenario.engine.token_budget = scenario.engine.token_budget.min(TOKEN_BUDGET);
+        scenario.engine.max_sequences = scenario.engine.max_sequences.min(TOKEN_BUDGET / 2);
+        match &mut tenant.workload {
+            Workload::Trace { lengths, .. }
+            | Workload::Generated { lengths, .. }
+            | Workload::Backlog { lengths, .. } => *lengths = LENGTHS,
+        }
+    }
+    scenario
+}
+
+/// A clock that starts at zero.
+#[derive(Debug)]
+struct Since {
+    clock: Arc<dyn Clock>,
+    start: Nanos,
+}
+
+impl Clock for Since {
+    fn now(&self) -> Nanos {
+        self.clock.now() - self.start
+    }
+}
+
+/// A request whose answer is awaited.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    tenant: TenantId,
+    number: u64,
+    output: u32,
+}
+
+/// CPU lanes, and what was asked and answered.
+struct CpuReplay {
+    world: CpuWorld,
+    seed: u64,
+    vocabulary: u64,
+    numbers: Vec<u64>,
+    asked: HashMap<RequestId, Asked>,
+    answers: Answers,
+}
+
+impl CpuReplay {
+    fn new(scenario: &Scenario, setup: &Setup, clock: Arc<dyn Clock>) -> Result<Self, ReplayError> {
+        let view = setup.gmg.view();
+        let mut models = Vec::new();
+        for (tenant, &id) in scenario.tenants.iter().zip(&setup.models) {
+            let Some(model) = view.model(id) else { continue };
+            let weights = SeededWeights::new(scenario.seed);
+            models.push((id, DecoderModel::new(&tenant.model, model.template.clone(), &weights)?));
+        }
+        let world = CpuWorld::new(view, models, clock, &StdThreads, CpuWorldOptions::default())?;
+        Ok(Self {
+            world,
+            seed: scenario.seed,
+            vocabulary: scenario.tenants.first().map_or(1, |tenant| u64::from(tenant.model.vocab)).max(1),
+            numbers: vec![0; scenario.tenants.len()],
+            asked: HashMap::new(),
+            answers: Answers::new(),
+        })
+    }
+}
+
+impl World for CpuReplay {
+    fn enqueue(&mut self, command: &Command, view: View<'_>) -> Result<(), WorldError> {
+        self.world.enqueue(command, view)
+    }
+
+    fn poll(&mut self, until: Nanos, events: &mut Vec<Event>) -> Result<Nanos, WorldError> {
+        self.world.poll(until, events)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.world.is_idle()
+    }
+}
+
+impl ReplayWorld for CpuReplay {
+    fn prepare(&mut self, request: RequestId, tenant: TenantId, prompt: u32, output: u32) -> Result<(), WorldError> {
+        let Some(number) = self.numbers.get_mut(tenant.index()) else { return Ok(()) };
+        let keyed = Seed(self.seed).derive(u64::from(tenant.0)).derive(*number);
+        let token = |position: u32| (keyed.derive(u64::from(position)).0 % self.vocabulary) as u32;
+        let tokens: Vec<u32> = (0..prompt).map(token).collect();
+        self.world.prompt(request, &tokens, output, None).map_err(|error| WorldError::Other {
+            message: format!("request {} of {tenant} cannot be entered", *number),
+            source: Some(Box::new(error)),
+        })?;
+        self.asked.insert(request, Asked { tenant, number: *number, output });
+        *number += 1;
+        Ok(())
+    }
+
+    fn forget(&mut self, request: RequestId) {
+        if let Some(asked) = self.asked.remove(&request) {
+            let tokens = self.world.tokens(request);
+            if tokens.len() as u32 == asked.output {
+                let mut hasher = DefaultHasher::new();
+                tokens.hash(&mut hasher);
+                self.answers.insert((asked.tenant.0, asked.number), hasher.finish());
+            }
+        }
+        self.world.forget(request);
+    }
+}
