@@ -31,6 +31,7 @@ mod launch;
 mod loads;
 mod program;
 mod sequence;
+mod waker;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,6 +53,7 @@ use device::Device;
 use flight::Flight;
 use loads::Loads;
 use sequence::Sequences;
+pub use waker::Waker;
 
 /// How a world of CPU lanes is set up.
 #[derive(Clone, Debug)]
@@ -85,6 +87,8 @@ pub struct CpuWorld {
     events: Receiver<LaneEvent>,
     /// Keeps the channel open, whatever becomes of the lanes.
     _events: Sender<LaneEvent>,
+    waker: Waker,
+    wakes: Receiver<()>,
     operators: u64,
 }
 
@@ -126,6 +130,7 @@ impl CpuWorld {
             let Some(memory) = view.memory(id) else { continue };
             devices.push(Device::start(id, device.spec.lanes, *memory.layout(), threads, &lane_clock, &sender)?);
         }
+        let (waker, wakes) = Waker::new();
         let mut world = Self {
             clock,
             models: bound,
@@ -136,6 +141,8 @@ impl CpuWorld {
             launched: 0,
             events,
             _events: sender,
+            waker,
+            wakes,
             operators: 0,
         };
         world.load_residents(view)?;
@@ -167,6 +174,11 @@ impl CpuWorld {
         self.operators
     }
 
+    /// Ends waits of this world's [`World::poll`] from any thread.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
     fn load_residents(&mut self, view: View<'_>) -> Result<()> {
         for index in 0..self.devices.len() {
             let id = DeviceId(index as u32);
@@ -191,10 +203,11 @@ impl CpuWorld {
         self.models.get(model.index()).and_then(Option::as_ref)
     }
 
-    /// Waits until a lane or a transfer has something to report, `limit` at most.
+    /// Waits until a lane or a transfer has something to report or somebody wakes, `limit` at most.
     fn wait(&self, limit: Nanos) {
         let mut select = Select::new();
         select.recv(&self.events);
+        select.recv(&self.wakes);
         if !self.loads.is_idle() {
             select.recv(&self.loads.events);
         }
@@ -215,14 +228,15 @@ impl World for CpuWorld {
     }
 
     /// Returns at once when nothing is under way and `until` is [`Nanos::MAX`]: nothing would ever
-    /// happen.
+    /// happen. Returns without events before `until` when a [`Waker`] says so.
     fn poll(&mut self, until: Nanos, events: &mut Vec<Event>) -> Result<Nanos, WorldError> {
         let before = events.len();
         loop {
             self.drain(events)?;
             let now = self.clock.now();
             let endless = until == Nanos::MAX && self.is_idle();
-            if events.len() > before || now >= until || endless {
+            let woken = self.wakes.try_recv().is_ok();
+            if woken || events.len() > before || now >= until || endless {
                 return Ok(now);
             }
             self.wait(until - now);

@@ -123,6 +123,16 @@ impl DecoderModel {
         &self.template
     }
 
+    /// The [`slot_bytes`](Self::slot_bytes) of a model of this template, without loading it.
+    ///
+    /// # Errors
+    /// When the template is not that of a decoder, or a weight is not `F32`.
+    pub fn slot_bytes_for(template: &OpGraph) -> Result<Bytes> {
+        ports(template)?;
+        kv_shape(template)?;
+        homes(template).map(|(_, slot_bytes)| slot_bytes)
+    }
+
     /// Bytes that a weight slot must have: what the graph's model must count as its weights. Equal
     /// to the template's weights where the rows of every matrix are a multiple of
     /// [`PANEL`](crate::kernels::PANEL), more otherwise.
@@ -296,6 +306,7 @@ mod tests {
         let model = model(&spec).unwrap();
         // Two tables of 65 rows are padded to 128 rows of 64 elements.
         assert_eq!(model.slot_bytes(), spec.weight_bytes() + Bytes(2 * 63 * 64 * 4));
+        assert_eq!(DecoderModel::slot_bytes_for(model.template()).unwrap(), model.slot_bytes());
     }
 
     #[test]

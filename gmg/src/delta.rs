@@ -70,7 +70,8 @@ pub enum Intent {
         /// The job.
         job: JobId,
     },
-    /// Remove a job none of whose operators is on a lane.
+    /// Remove a job none of whose operators may still run. A job that comes after one that was not
+    /// done waits for good: what it would read was never computed.
     Retire {
         /// The job.
         job: JobId,

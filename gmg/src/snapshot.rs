@@ -18,10 +18,11 @@ use crate::cluster::Cluster;
 use crate::delta::{Applied, Delta};
 use crate::error::GmgError;
 use crate::id::{ContainerId, DeviceId, JobId, LaneId, RequestId, Version};
+use crate::id_map::IdMap;
 use crate::job::Job;
 use crate::memory::DeviceMemory;
 use crate::request::Request;
-use crate::state::{IdMap, State, Statics, Store};
+use crate::state::{State, Statics, Store};
 use crate::tenant::{Container, Model, Tenant};
 use crate::view::{GmgView, Lane, View};
 
@@ -58,6 +59,10 @@ impl Snapshot {
     }
 }
 
+/// Deltas that are kept for the next publication at most. Whoever publishes more rarely pays for a copy
+/// of the tables, and nobody pays for a log that is never replayed.
+const MAX_TAIL: usize = 1 << 16;
+
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
     /// The published states, older first, with the version each had.
@@ -69,9 +74,15 @@ pub(crate) struct Publisher {
 
 impl Publisher {
     pub(crate) fn record(&mut self, delta: &Delta) {
-        if !self.published.is_empty() {
-            self.tail.push_back(delta.clone());
+        if self.published.is_empty() {
+            return;
         }
+        if self.tail.len() == MAX_TAIL {
+            self.published.clear();
+            self.tail.clear();
+            return;
+        }
+        self.tail.push_back(delta.clone());
     }
 
     pub(crate) fn publish(&mut self, live: &State) -> Snapshot {

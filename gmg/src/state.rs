@@ -1,12 +1,11 @@
 //! The tables of one version of the graph.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
 use crate::id::{ContainerId, DeviceId, JobId, LaneId, RequestId, Version};
+use crate::id_map::IdMap;
 use crate::job::Job;
 use crate::memory::{DeviceLayout, DeviceMemory};
 use crate::request::Request;
@@ -34,27 +33,6 @@ impl Statics {
         (index < end).then_some(index as usize)
     }
 }
-
-/// Request ids are counted up, so they need spreading, not protection.
-#[derive(Default)]
-pub(crate) struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 ^= self.0 >> 32;
-    }
-}
-
-pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
 
 #[derive(Clone, Debug, Default)]
 struct Slot {

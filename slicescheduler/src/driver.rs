@@ -10,6 +10,7 @@
 //! [`Driver::step`] lends both. A pass is deterministic, so a replay with one seed is one sequence
 //! of decisions.
 
+mod ending;
 mod error;
 mod measure;
 
@@ -85,6 +86,8 @@ pub struct Driver<W> {
     lost: Vec<Lost>,
     events: Vec<Event>,
     preempted: Vec<(RequestId, DeviceId)>,
+    /// Withdrawn, and part of an iteration under way.
+    cancelled: Vec<RequestId>,
 }
 
 impl<W: World> Driver<W> {
@@ -98,7 +101,7 @@ impl<W: World> Driver<W> {
         gmg: Gmg,
         batching: Vec<Batcher>,
         policy: Box<dyn Policy>,
-        what_if: Box<dyn WhatIf>,
+        what_if: Box<dyn WhatIf + Send>,
         world: W,
         options: DriverOptions,
     ) -> Result<Self, DriverError> {
@@ -125,6 +128,7 @@ impl<W: World> Driver<W> {
             lost: Vec::new(),
             events: Vec::new(),
             preempted: Vec::new(),
+            cancelled: Vec::new(),
         })
     }
 
@@ -267,6 +271,7 @@ impl<W: World> Driver<W> {
         };
         observer.on_event(&event, self.gmg.view());
         self.settle(&event)?;
+        self.end_cancelled()?;
         self.decide(&event, observer)?;
         self.retire(&event)
     }
@@ -364,11 +369,14 @@ impl<W: World> Driver<W> {
                 batcher.lose(replica.index);
             }
         }
-        Ok(())
+        self.end_homeless()
     }
 
     /// Why a prompt of this tenant could not be computed on any of its own devices.
     fn never_fits(&self, tenant: TenantId, tokens: u32) -> Option<RequestError> {
+        if self.is_homeless(tenant) {
+            return Some(RequestError::NoDevice);
+        }
         let batcher = self.batching.get(tenant.index())?;
         let blocks = tokens.div_ceil(batcher.options().block_tokens.max(1)) + 1;
         let view = self.gmg.view();

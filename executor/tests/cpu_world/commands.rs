@@ -117,6 +117,21 @@ fn what_the_world_does_not_have_is_named() {
 }
 
 #[test]
+fn a_wake_ends_a_wait_from_another_thread_and_one_before_it_ends_the_next() {
+    let mut rig = Rig::new();
+    let waker = rig.world.waker();
+    let mut events = Vec::new();
+    let far = Nanos::secs(3600);
+    waker.wake();
+    waker.wake();
+    assert!(rig.world.poll(far, &mut events).unwrap() < far);
+    let elsewhere = std::thread::spawn(move || waker.wake());
+    assert!(rig.world.poll(far, &mut events).unwrap() < far);
+    elsewhere.join().unwrap();
+    assert_eq!(events, []);
+}
+
+#[test]
 fn waiting_ends_with_its_time_or_at_once_if_nothing_can_happen() {
     let mut rig = Rig::new();
     let mut events = Vec::new();

@@ -1,8 +1,7 @@
 //! Blocks of KV cache and the block tables of sequences.
 
-use std::collections::HashMap;
-
 use crate::id::{RequestId, TenantId};
+use crate::id_map::IdMap;
 
 /// A pool of equal blocks on one device. Every block is free or in the table of one sequence.
 ///
@@ -13,7 +12,7 @@ pub struct KvPool {
     free: Vec<u32>,
     /// Blocks at and above this number were never handed out.
     untouched: u32,
-    sequences: HashMap<RequestId, Sequence>,
+    sequences: IdMap<RequestId, Sequence>,
     by_tenant: Vec<u32>,
 }
 
@@ -105,7 +104,7 @@ impl KvPool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::HashSet;
+    use std::collections::{HashMap, HashSet};
 
     #[test]
     fn a_growth_that_does_not_fit_changes_nothing() {

@@ -1,5 +1,7 @@
 //! What can go wrong with a loop as a whole, and with one request.
 
+use std::sync::Arc;
+
 use slicescheduler_gmg::GmgError;
 use slicescheduler_gmg::id::Version;
 use slicescheduler_gmg::plan::{Failure, WhatIfError, WorldError};
@@ -54,4 +56,25 @@ pub enum RequestError {
     /// The work failed.
     #[error(transparent)]
     Failed(#[from] Failure),
+    /// Whoever asked does not want the answer any more.
+    #[error("cancelled by whoever asked")]
+    Cancelled,
+    /// Its tenant has no device left.
+    #[error("every device of its tenant's container is lost")]
+    NoDevice,
+    /// Nothing runs, and the policy starts nothing.
+    #[error("policy {policy} starts nothing although nothing runs; it may reserve more memory than there is")]
+    Starved {
+        /// The policy.
+        policy: &'static str,
+    },
+    /// The loop ended, as it was told to.
+    #[error("the scheduler was shut down before the answer was complete")]
+    ShutDown,
+    /// The loop ended because it could not go on.
+    #[error("the scheduler stopped: {reason}")]
+    Stopped {
+        /// Why.
+        reason: Arc<str>,
+    },
 }

@@ -78,7 +78,7 @@ fn upper_bound(bucket: usize) -> u64 {
 
 /// Counts what a forecaster does, and passes everything on.
 pub struct MeasuredWhatIf {
-    inner: Box<dyn WhatIf>,
+    inner: Box<dyn WhatIf + Send>,
     stopwatch: Option<Arc<dyn Clock>>,
     questions: u64,
     operators: u64,
@@ -87,7 +87,7 @@ pub struct MeasuredWhatIf {
 }
 
 impl MeasuredWhatIf {
-    pub(crate) fn new(inner: Box<dyn WhatIf>, stopwatch: Option<Arc<dyn Clock>>) -> Self {
+    pub(crate) fn new(inner: Box<dyn WhatIf + Send>, stopwatch: Option<Arc<dyn Clock>>) -> Self {
         Self { inner, stopwatch, questions: 0, operators: 0, entries: 0, time: Nanos::ZERO }
     }
 

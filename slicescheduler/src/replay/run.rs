@@ -149,8 +149,7 @@ pub fn run_policy<W: ReplayWorld>(
     let begun = stopwatch.as_ref().map(|stopwatch| stopwatch.now());
     let name = policy.name();
     let mut recorder = Recorder::new(scenario, setup.gmg.view());
-    let mut setup = setup;
-    let what_if = Timeline::new(setup.gmg.publish(), Roofline::default(), Horizon::secs(2));
+    let what_if = Timeline::of(setup.gmg.view(), Arc::new(Roofline::default()), Horizon::secs(2));
     let what_if = what_if.launched_window(how.launched_window);
     let options = DriverOptions { stopwatch: stopwatch.clone(), ..DriverOptions::default() };
     let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options)?;

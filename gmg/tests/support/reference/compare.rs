@@ -1,0 +1,124 @@
+//! What a graph says against what the rules say.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use slicescheduler_gmg::GmgView;
+use slicescheduler_gmg::id::{DeviceId, JobId, OpIndex, RequestId};
+use slicescheduler_gmg::job::{OpState, StoredState};
+use slicescheduler_gmg::memory::ByteKind;
+
+use super::{Device, Job, Op, Reference};
+
+impl Reference {
+    /// Panics where `view` says something else than the rules.
+    pub fn assert_equals(&self, view: &impl GmgView) {
+        assert_eq!(view.version().0, self.version);
+        let mut ids = Vec::new();
+        view.jobs(&mut ids);
+        assert_eq!(ids, self.jobs.keys().copied().collect::<Vec<_>>());
+        for (&id, job) in &self.jobs {
+            self.assert_job(id, job, view);
+        }
+        for id in (0..self.next_request).map(RequestId) {
+            let found = view.request(id).map(|request| (request.state, request.device, request.produced));
+            let expected = self.requests.get(&id).map(|request| (request.state, request.device, request.produced));
+            assert_eq!(found, expected, "{id}");
+        }
+        for (&lane, expected) in &self.lanes {
+            let queue = view.lane(lane).unwrap().queue();
+            let ops = queue.iter().flat_map(|entry| entry.ops.clone().map(|op| (entry.job, op, entry.rank)));
+            assert_eq!(ops.collect::<Vec<_>>(), *expected, "{lane}");
+            assert!(queue.iter().all(|entry| !entry.ops.is_empty()), "{lane}");
+        }
+        for (device, expected) in (0..).map(DeviceId).zip(&self.devices) {
+            self.assert_device(device, expected, view);
+        }
+    }
+
+    fn assert_job(&self, id: JobId, expected: &Job, view: &impl GmgView) {
+        let job = view.job(id).unwrap();
+        let mut next = 0;
+        for segment in job.segments.iter() {
+            assert!(segment.first == next && segment.end > segment.first, "{id}: {:?}", job.segments);
+            next = segment.end;
+        }
+        assert_eq!(next as usize, expected.ops.len(), "{id}");
+        for (index, &op) in expected.ops.iter().enumerate() {
+            let index = OpIndex(index as u32);
+            let segment = job.segments.at(index.0).unwrap();
+            let found = (segment.state, segment.lane.filter(|_| segment.state.is_on_lane()));
+            let done = |op: OpIndex| matches!(expected.ops[op.index()], Op::Done(_));
+            let ready = || expected.waits.is_empty() && job.template.predecessors(index).all(done);
+            let (state, shown) = match op {
+                Op::Pending => (StoredState::Pending, if ready() { OpState::Ready } else { OpState::Blocked }),
+                Op::Dispatched(_) => (StoredState::Dispatched, OpState::Dispatched),
+                Op::Running(..) => (StoredState::Running, OpState::Running),
+                Op::Done(_) => (StoredState::Done, OpState::Done),
+                Op::Failed => (StoredState::Failed, OpState::Failed),
+                Op::Cancelled => (StoredState::Cancelled, OpState::Cancelled),
+                Op::Lost => (StoredState::Lost, OpState::Lost),
+            };
+            assert_eq!(found, (state, op.lane()), "{index} of {id}");
+            assert_eq!(job.op_state(index), Some(shown), "{index} of {id}");
+            if let Op::Running(_, start) | Op::Done(start) = op {
+                assert_eq!(segment.start.0, start, "{index} of {id}");
+            }
+        }
+        let arena = job.arena.map(|(on, region)| (on, region.offset.get(), region.bytes.get()));
+        assert_eq!(arena, expected.arena, "{id}");
+        assert_eq!(job.kv_on, expected.batch_on, "{id}");
+        assert_eq!(job.waiting_for as usize, expected.waits.len(), "{id}");
+    }
+
+    fn assert_device(&self, id: DeviceId, expected: &Device, view: &impl GmgView) {
+        let memory = view.memory(id).unwrap();
+        assert_eq!(view.is_lost(id), expected.lost, "{id}");
+        assert_eq!(view.container_of(id).is_some(), expected.owned, "{id}");
+        assert_eq!(*memory.layout(), expected.layout, "{id}");
+        let weights = memory.models().map(|(model, state)| {
+            let region = memory.weight_region(model).unwrap();
+            (model, (region.offset.get(), region.bytes.get(), state))
+        });
+        assert_eq!(weights.collect::<BTreeMap<_, _>>(), expected.weights, "{id}");
+
+        let arenas = self.jobs.values().filter_map(|job| job.arena).filter(|&(on, _, _)| on == id);
+        let arenas: Vec<_> =
+            arenas.map(|(_, offset, length)| (offset, length)).filter(|&(_, length)| length > 0).collect();
+        let weights: Vec<_> = expected.weights.values().map(|&(offset, length, _)| (offset, length)).collect();
+        let mut regions: Vec<_> = arenas.iter().chain(&weights).copied().filter(|&(_, length)| length > 0).collect();
+        regions.sort_unstable();
+        assert!(regions.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{id}: {regions:?}");
+        let kv_from = expected.layout.kv_offset().get();
+        assert!(regions.iter().all(|&(offset, length)| offset + length <= kv_from), "{id}: {regions:?}");
+
+        let mut blocks = BTreeSet::new();
+        assert_eq!(memory.kv().sequences(), expected.kv.keys().copied().collect::<Vec<_>>(), "{id}");
+        for (&request, &count) in &expected.kv {
+            let table = memory.kv().table(request);
+            assert_eq!(table.len() as u32, count, "{id}, {request}");
+            assert!(
+                table.iter().all(|&block| block < memory.kv().total() && blocks.insert(block)),
+                "{id}: shared block"
+            );
+        }
+        assert_eq!(memory.kv().free_blocks(), expected.free_blocks(), "{id}");
+
+        let sum = |regions: &[(u64, u64)]| regions.iter().map(|&(_, length)| length).sum::<u64>();
+        let kv = expected.layout.kv_block.get() * blocks.len() as u64;
+        let by_kind = [
+            (ByteKind::Weights, sum(&weights)),
+            (ByteKind::Kv, kv),
+            (ByteKind::Activations, sum(&arenas)),
+            (ByteKind::Staging, 0),
+            (ByteKind::External, expected.external),
+        ];
+        for (kind, bytes) in by_kind {
+            assert_eq!(memory.ledger().of(kind).get(), bytes, "{id}, {}", kind.name());
+            assert!(memory.ledger().peak_of(kind).get() >= bytes, "{id}, {}", kind.name());
+        }
+        let total = by_kind.iter().fold(0, |total: u64, &(_, bytes)| total.saturating_add(bytes));
+        assert_eq!(memory.ledger().total().get(), total, "{id}");
+        assert_eq!(memory.weight_slots().used().get(), sum(&weights), "{id}");
+        assert_eq!(memory.arena().used().get(), sum(&arenas), "{id}");
+    }
+}

@@ -1,0 +1,110 @@
+//! Devices that are lost and kernels that fail: everybody else goes on, and nothing is lost silently.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use slicescheduler::driver::{Driver, RequestError};
+use slicescheduler_gmg::GmgView;
+use slicescheduler_gmg::id::{DeviceId, RequestId};
+use slicescheduler_gmg::units::Nanos;
+
+use crate::rig::{Driven, Faults, POLICIES, ROOMY, TIGHT, Watched, driven, small};
+
+/// Batching and graph agree on who holds how many blocks where.
+fn ledgers_agree(driver: &Driver<Watched>) {
+    let view = driver.gmg().view();
+    for batcher in driver.batching() {
+        let tenant = batcher.tenant();
+        for replica in batcher.replicas() {
+            let kv = view.memory(replica.device).unwrap().kv();
+            assert_eq!(replica.blocks(), kv.used_by(tenant), "{tenant} on {} at {}", replica.device, driver.now());
+            for sequence in replica.running() {
+                let request = view.request(sequence.request).unwrap();
+                assert_eq!(kv.table(sequence.request).len() as u32, sequence.blocks, "{}", sequence.request);
+                assert!(request.device.is_none_or(|device| device == replica.device), "{request:?}");
+            }
+        }
+        for sequence in batcher.waiting() {
+            let request = view.request(sequence.request).unwrap();
+            assert_eq!((request.device, sequence.blocks), (None, 0), "{} waits: {request:?}", sequence.request);
+        }
+    }
+}
+
+/// Every request is completed, lost with a reason, waiting or running; in one of these only.
+fn nobody_vanished(run: &Driven) {
+    let open = |batcher: &slicescheduler_scheduler::batching::Batcher| {
+        let running = batcher.replicas().iter().flat_map(|replica| replica.running());
+        running.chain(batcher.waiting()).map(|sequence| sequence.request).collect::<Vec<_>>()
+    };
+    let open: Vec<RequestId> = run.driver.batching().iter().flat_map(open).collect();
+    let completed = run.completed.iter().map(|done| done.request);
+    let lost = run.lost.iter().map(|lost| lost.request);
+    let mut all: Vec<RequestId> = completed.chain(lost).chain(open.iter().copied()).collect();
+    all.sort_unstable();
+    assert_eq!(all, run.submitted, "every request is accounted for once");
+    let view = run.driver.gmg().view();
+    let known: BTreeSet<_> = run.submitted.iter().copied().filter(|&id| view.request(id).is_some()).collect();
+    assert_eq!(known, open.into_iter().collect(), "the graph forgets those that ended and no other");
+}
+
+fn checked(usable: f64, seed: u64, policy: &str, faults: &Faults) -> Driven {
+    let scenario = small(usable, Nanos::secs(6), seed);
+    let run = driven(&scenario, policy, faults, Nanos::secs(20), ledgers_agree);
+    nobody_vanished(&run);
+    assert_eq!(run.driver.counters().divergences, 0, "{policy}");
+    let complaints = &run.driver.world().witness.complaints;
+    assert!(complaints.is_empty(), "{policy}: {complaints:#?}");
+    run
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    #[test]
+    fn whatever_fails_every_request_is_accounted_for(
+        seed in 0u64..1000,
+        usable in prop::sample::select(vec![TIGHT, ROOMY]),
+        devices in prop::collection::vec((0u64..8_000_000_000, 0u32..5), 0..4),
+        jobs_one_in in prop::sample::select(vec![0u64, 3, 50, 400]),
+    ) {
+        let devices = devices.iter().map(|&(at, device)| (Nanos(at), DeviceId(device))).collect();
+        let faults = Faults { devices, jobs_one_in };
+        for policy in POLICIES {
+            checked(usable, seed, policy, &faults);
+        }
+    }
+}
+
+#[test]
+fn tenants_with_a_device_left_complete_everything() {
+    let faults = Faults { devices: vec![(Nanos::secs(2), DeviceId(3))], jobs_one_in: 0 };
+    for policy in POLICIES {
+        let run = checked(ROOMY, 11, policy, &faults);
+        assert!(run.lost.is_empty(), "{policy}: {:?}", run.lost);
+        assert_eq!(run.completed.len(), run.submitted.len(), "{policy}: the other device of batch took over");
+        assert!(run.completed.iter().any(|done| done.preemptions > 0), "{policy}: some were computed again");
+    }
+}
+
+#[test]
+fn slice_fill_serves_a_tenant_without_devices_on_those_of_others() {
+    let faults = Faults { devices: vec![(Nanos::secs(2), DeviceId(0))], jobs_one_in: 0 };
+    let after = |run: &Driven| {
+        let of_code = run.completed.iter().filter(|done| done.tenant.0 == 0);
+        of_code.filter(|done| done.last_token > Nanos::secs(3)).count()
+    };
+    assert_eq!(after(&checked(ROOMY, 11, "static", &faults)), 0);
+    assert!(after(&checked(ROOMY, 11, "slice-fill", &faults)) > 0);
+}
+
+#[test]
+fn a_failed_kernel_ends_the_requests_of_its_batch_only() {
+    let faults = Faults { devices: Vec::new(), jobs_one_in: 200 };
+    for policy in POLICIES {
+        let run = checked(ROOMY, 12, policy, &faults);
+        assert!(!run.lost.is_empty() && run.completed.len() > run.lost.len(), "{policy}");
+        assert!(run.lost.iter().all(|lost| matches!(lost.reason, RequestError::Failed(_))), "{policy}");
+        assert_eq!(run.completed.len() + run.lost.len(), run.submitted.len(), "{policy}");
+    }
+}

@@ -1,0 +1,247 @@
+//! Scenarios, a world that is watched, and a loop that looks at the driver after every step.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use slicescheduler::driver::{Driver, DriverOptions, Lost};
+use slicescheduler::replay::{ReplayWorld, Run, Silent, policy, run_policy};
+use slicescheduler::report::RunRecord;
+use slicescheduler::scenario::{PolicySpec, Scenario, Source};
+use slicescheduler::setup::Setup;
+use slicescheduler_gmg::delta::NewRequest;
+use slicescheduler_gmg::id::{DeviceId, RequestId, TenantId};
+use slicescheduler_gmg::plan::{Command, Event, Failure, Observer, World, WorldError};
+use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::{GmgView, View};
+use slicescheduler_scheduler::batching::Completed;
+use slicescheduler_simulator::cost::Roofline;
+use slicescheduler_simulator::timeline::{Horizon, Timeline};
+use slicescheduler_simulator::world::{SimWorld, WorldCost, WorldOptions};
+
+use crate::witness::Witness;
+
+pub(crate) const POLICIES: [&str; 3] = ["static", "idle-priority", "slice-fill"];
+
+/// Memory for one guest's weights beside the owner's, and little KV cache.
+pub(crate) const TIGHT: f64 = 0.6;
+/// Memory as in the default workload.
+pub(crate) const ROOMY: f64 = 0.9;
+
+const SMALL: &str = r#"
+seed = 1
+duration = "10s"
+policies = ["static", "idle-priority", "slice-fill"]
+[cluster]
+usable = 0.9
+[[cluster.nodes]]
+devices = 5
+kind = "h100-sxm"
+[[tenants]]
+name = "code"
+class = "latency-sensitive"
+model = "llama3-8b"
+slo = { ttft = "400ms", tpot = "40ms" }
+container = { devices = [0] }
+workload = { generator = "azure-code", rate_scale = 4 }
+[[tenants]]
+name = "strict"
+class = "latency-sensitive"
+model = "llama3-8b"
+slo = { ttft = "400ms", tpot = "40ms" }
+lending = "strict"
+container = { devices = [1] }
+workload = { generator = "azure-code", rate_scale = 4 }
+[[tenants]]
+name = "conv"
+class = "latency-sensitive"
+model = "llama3-8b"
+slo = { ttft = "400ms", tpot = "40ms" }
+container = { devices = [2] }
+workload = { generator = "azure-conv", rate_scale = 2 }
+[[tenants]]
+name = "batch"
+class = "best-effort"
+model = "llama3-8b"
+container = { devices = [3, 4] }
+workload = { backlog = "azure-conv", window = 32 }
+"#;
+
+/// Five devices, four tenants, bursts that one device cannot serve in time.
+pub(crate) fn small(usable: f64, duration: Nanos, seed: u64) -> Scenario {
+    let mut scenario = Scenario::parse(SMALL, Path::new("small.toml"), None).unwrap();
+    scenario.cluster.usable = usable;
+    scenario.duration = duration;
+    scenario.seed = seed;
+    scenario
+}
+
+/// What goes wrong in a world.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults {
+    /// Devices that are lost.
+    pub(crate) devices: Vec<(Nanos, DeviceId)>,
+    /// Every so many reports of a job, it says instead that a kernel failed; zero for never.
+    pub(crate) jobs_one_in: u64,
+}
+
+type Lengths = Box<dyn Fn(RequestId, u32) -> u32>;
+
+/// A simulated world, and the witness of what it is told and tells.
+pub(crate) struct Watched {
+    world: SimWorld,
+    pub(crate) witness: Witness,
+    lengths: Lengths,
+    jobs_one_in: u64,
+    reports: u64,
+}
+
+impl Watched {
+    /// `lengths` replaces the output length of every request.
+    pub(crate) fn new(scenario: &Scenario, setup: &Setup, faults: &Faults, lengths: Lengths) -> Self {
+        let options = WorldOptions { seed: scenario.seed, ..WorldOptions::default() };
+        let cluster = Arc::new(setup.gmg.view().cluster().clone());
+        let mut world = SimWorld::new(cluster, Box::new(WorldCost::default()), options);
+        for &(at, device) in &faults.devices {
+            world.fail_device(at, device);
+        }
+        let witness = Witness::new(options, setup.gmg.view());
+        Self { world, witness, lengths, jobs_one_in: faults.jobs_one_in, reports: 0 }
+    }
+
+    /// The event, or the report of a failed kernel in its place.
+    fn disturbed(&mut self, event: Event) -> Event {
+        let (job, lane, op, at) = match event {
+            Event::Finished { job, lane, ref ops, at, .. } => (job, lane, ops.start, at),
+            Event::Recalled { job, lane, ref done, at, .. } => (job, lane, done.start, at),
+            _ => return event,
+        };
+        self.reports += 1;
+        if self.jobs_one_in == 0 || !self.reports.is_multiple_of(self.jobs_one_in) {
+            return event;
+        }
+        let failure = Failure::Kernel { op, message: "injected".to_owned() };
+        Event::Failed { job, lane, at, failure }
+    }
+}
+
+impl World for Watched {
+    fn enqueue(&mut self, command: &Command, view: View<'_>) -> Result<(), WorldError> {
+        self.witness.commanded(command, view);
+        self.world.enqueue(command, view)
+    }
+
+    fn poll(&mut self, until: Nanos, events: &mut Vec<Event>) -> Result<Nanos, WorldError> {
+        let before = events.len();
+        let now = self.world.poll(until, events);
+        for event in events.iter_mut().skip(before) {
+            *event = self.disturbed(event.clone());
+            self.witness.happened(event);
+        }
+        if let Ok(now) = now {
+            self.witness.now = now;
+        }
+        now
+    }
+
+    fn is_idle(&self) -> bool {
+        self.world.is_idle()
+    }
+}
+
+impl ReplayWorld for Watched {
+    fn prepare(&mut self, request: RequestId, _: TenantId, prompt: u32, output: u32) -> Result<(), WorldError> {
+        let output = (self.lengths)(request, output);
+        self.witness.promised(request, prompt, output);
+        self.world.reveal(request, output);
+        Ok(())
+    }
+
+    fn forget(&mut self, _: RequestId) {}
+}
+
+/// The policy of this name, with the options that the scenario gives it.
+fn named(scenario: &Scenario, name: &str) -> Box<dyn slicescheduler_scheduler::policy::Policy> {
+    let listed = scenario.policies.iter().find(|spec| spec.name == name).cloned();
+    policy(&listed.unwrap_or_else(|| PolicySpec { name: name.to_owned(), options: Default::default() })).unwrap()
+}
+
+/// Replays `scenario` under one policy by the loop of `replay` itself.
+pub(crate) fn replayed(scenario: &Scenario, name: &str, lengths: Lengths) -> (RunRecord, Witness) {
+    let policy = named(scenario, name);
+    let setup = Setup::new(scenario, &*policy).unwrap();
+    let world = Watched::new(scenario, &setup, &Faults::default(), lengths);
+    let how = Run { launched_window: WorldOptions::default().launched_window, stopwatch: None };
+    let (record, world) = run_policy(scenario, policy, setup, world, &how, &mut Silent).unwrap();
+    (record, world.witness)
+}
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn on_event(&mut self, _: &Event, _: View<'_>) {}
+    fn on_command(&mut self, _: Nanos, _: &Command, _: View<'_>) {}
+}
+
+/// A run in which every step was looked at.
+pub(crate) struct Driven {
+    pub(crate) driver: Driver<Watched>,
+    pub(crate) submitted: Vec<RequestId>,
+    pub(crate) completed: Vec<Completed>,
+    pub(crate) lost: Vec<Lost>,
+}
+
+/// Runs `scenario` under one policy through its arrivals and `rest` longer, and calls `look` after
+/// every step.
+pub(crate) fn driven(
+    scenario: &Scenario,
+    name: &str,
+    faults: &Faults,
+    rest: Nanos,
+    mut look: impl FnMut(&Driver<Watched>),
+) -> Driven {
+    let policy = named(scenario, name);
+    let mut setup = Setup::new(scenario, &*policy).unwrap();
+    let world = Watched::new(scenario, &setup, faults, Box::new(|_, output| output));
+    let what_if = Timeline::new(setup.gmg.publish(), Roofline::default(), Horizon::secs(2))
+        .launched_window(WorldOptions::default().launched_window);
+    let options = DriverOptions::default();
+    let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options).unwrap();
+    driver.prefetch(setup.prefetch, &mut Nobody).unwrap();
+    let (mut arrivals, mut backlogs) = (Vec::new(), Vec::new());
+    for (index, tenant) in (0..scenario.tenants.len()).zip((0..).map(TenantId)) {
+        match scenario.requests(index).unwrap().unwrap() {
+            Source::Arrivals(stream) => arrivals.extend(stream.map(|record| (record.unwrap(), tenant))),
+            Source::Backlog { requests, .. } => backlogs.push((requests, tenant)),
+        }
+    }
+    arrivals.sort_by_key(|(record, tenant)| (record.at, *tenant));
+    let mut arrivals = arrivals.into_iter().peekable();
+    let mut run = Driven { driver, submitted: Vec::new(), completed: Vec::new(), lost: Vec::new() };
+    let (mut now, end) = (Nanos::ZERO, scenario.duration);
+    while now < end + rest {
+        for (requests, tenant) in backlogs.iter_mut().filter(|_| now < end) {
+            while run.driver.batching()[tenant.index()].has_room() {
+                let (prompt, output) = requests.next().unwrap();
+                run.submit(*tenant, now, prompt, output);
+            }
+        }
+        let next = arrivals.peek().map_or(end + rest, |(record, _)| record.at);
+        now = run.driver.step(next, &mut Nobody).unwrap();
+        while let Some((record, tenant)) = arrivals.next_if(|(record, _)| record.at <= now) {
+            run.submit(tenant, record.at, record.prompt, record.output);
+        }
+        run.driver.take_completed(&mut run.completed);
+        run.driver.take_lost(&mut run.lost);
+        look(&run.driver);
+    }
+    run
+}
+
+impl Driven {
+    fn submit(&mut self, tenant: TenantId, arrival: Nanos, prompt: u32, output: u32) {
+        let id = self.driver.gmg().next_request_id();
+        self.driver.world_mut().prepare(id, tenant, prompt, output).unwrap();
+        let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
+        self.submitted.push(self.driver.submit(request, &mut Nobody).unwrap());
+    }
+}
