@@ -185,6 +185,7 @@ impl SimWorld {
         let index = self.lane_index(lane).ok_or(WorldError::NoSuchLane(lane))?;
         if self.lanes[index].is_running(job) {
             self.cut(index, fate);
+            self.lanes[index].take_back_rest(job, fate);
         } else if self.lanes[index].take_back(job, fate) {
             self.schedule(self.now, Timed::Lane(lane));
         }
@@ -217,27 +218,31 @@ impl SimWorld {
 
     fn end_of_lane(&mut self, lane: LaneId, events: &mut Vec<Event>) {
         let Some(index) = self.lane_index(lane) else { return };
+        let at = self.now;
+        let ended = self.lanes[index].end(at);
+        if let Some((launch, started, ending)) = ended {
+            match ending {
+                Ending::Finished => {
+                    self.simulated += u64::from(launch.ops.end - launch.ops.start);
+                    let ended = self.emit(&launch);
+                    let Launch { job, ops, .. } = launch;
+                    events.push(Event::Finished { job, ops, lane, started, at, tokens: Vec::new(), ended });
+                }
+                Ending::Cut(op, fate) => {
+                    self.simulated += u64::from(op - launch.ops.start);
+                    let (done, end) = (launch.ops.start..op, launch.ops.end);
+                    events.push(Event::Recalled { job: launch.job, lane, done, end, fate, started, at });
+                    self.lanes[index].take_back_rest(launch.job, fate);
+                }
+            }
+        }
         for (launch, fate) in self.lanes[index].taken_back() {
             let Launch { job, ops, lane, .. } = launch;
-            let (done, at) = (ops.start..ops.start, self.now);
-            events.push(Event::Recalled { job, lane, done, end: ops.end, fate, started: at, at });
+            events.push(Event::Recalled { job, lane, done: ops.start..ops.start, end: ops.end, fate, started: at, at });
         }
-        let Some((launch, started, ending)) = self.lanes[index].end(self.now) else { return };
-        let at = self.now;
-        match ending {
-            Ending::Finished => {
-                self.simulated += u64::from(launch.ops.end - launch.ops.start);
-                let ended = self.emit(&launch);
-                let Launch { job, ops, .. } = launch;
-                events.push(Event::Finished { job, ops, lane, started, at, tokens: Vec::new(), ended });
-            }
-            Ending::Cut(op, fate) => {
-                self.simulated += u64::from(op - launch.ops.start);
-                let (done, end) = (launch.ops.start..op, launch.ops.end);
-                events.push(Event::Recalled { job: launch.job, lane, done, end, fate, started, at });
-            }
+        if self.lanes[index].is_idle() {
+            self.start_next(index, at);
         }
-        self.start_next(index, at);
     }
 
     /// Counts the tokens of a finished iteration, and tells whose last token was among them.

@@ -81,7 +81,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     let scenario = scenario(arguments)?;
     let name = arguments.scenario.as_ref().map_or_else(
-        || "embedded".to_owned(),
+        || "default workload".to_owned(),
         |path| path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
     );
     if let Some(out) = &arguments.out {

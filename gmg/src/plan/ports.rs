@@ -21,7 +21,8 @@ pub trait Clock: Debug + Send + Sync {
 /// The caller hands over commands in the order in which the graph accepted them and polls for what
 /// happened. The implementer keeps lanes in order except for right of way, reports every launched
 /// operator exactly once (finished, recalled or failed), and never blocks in
-/// [`enqueue`](Self::enqueue).
+/// [`enqueue`](Self::enqueue). A recall that comes too late for any operator is reported as
+/// [`Event::Finished`], since only that says which requests ended.
 pub trait World {
     /// Takes a command. `view` is the graph right after the command was accepted; copy what is
     /// needed later.

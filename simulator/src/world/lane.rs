@@ -95,6 +95,12 @@ impl SimLane {
         true
     }
 
+    /// Takes back every entry of `job` that has not started: its operators run in order, so none can
+    /// run before those that were cut off.
+    pub(super) fn take_back_rest(&mut self, job: JobId, fate: Fate) {
+        while self.take_back(job, fate) {}
+    }
+
     pub(super) fn taken_back(&mut self) -> Vec<(Launch, Fate)> {
         std::mem::take(&mut self.taken_back)
     }

@@ -90,7 +90,7 @@ fn half_width(percent: u32) -> u64 {
 
 /// A factor within `half_width` of one.
 fn factor(random: u64, half_width: u64) -> u64 {
-    ONE - half_width + ((random >> 40) * (2 * half_width + 1) >> 24)
+    ONE - half_width + (((random >> 40) * (2 * half_width + 1)) >> 24)
 }
 
 /// The finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,

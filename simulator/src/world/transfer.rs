@@ -99,7 +99,7 @@ impl Transfers {
     fn progress(&mut self, now: Nanos) {
         for transfer in &mut self.active {
             let elapsed = now - self.now.max(transfer.begins);
-            transfer.left = transfer.left - Bytes(Nanos(transfer.rate.get()).scale(elapsed.get(), 1_000_000_000).get());
+            transfer.left -= Bytes(Nanos(transfer.rate.get()).scale(elapsed.get(), 1_000_000_000).get());
         }
         self.now = self.now.max(now);
     }

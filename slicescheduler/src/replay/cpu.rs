@@ -138,7 +138,7 @@ impl CpuReplay {
         Ok(Self {
             world,
             seed: scenario.seed,
-            vocabulary: scenario.tenants.first().map_or(1, |tenant| u64::from(tenant.model.vocab)).max(1),
+            vocabulary: scenario.tenants.first().map_or(1, |tenant| tenant.model.vocab).max(1),
             numbers: vec![0; scenario.tenants.len()],
             asked: HashMap::new(),
             answers: Answers::new(),

@@ -1,5 +1,6 @@
 //! What is counted while a replay runs.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use slicescheduler_gmg::graph::OpGraph;
@@ -46,6 +47,16 @@ struct TenantCounts {
     ttft_us: Vec<u32>,
     tpot_us: Vec<u32>,
     preemptions: u64,
+}
+
+/// Operators that ran without a break.
+struct Piece {
+    job: JobId,
+    lane: LaneId,
+    start: Nanos,
+    finish: Nanos,
+    ops: Range<u32>,
+    recalled: bool,
 }
 
 /// Watches a replay and makes its [`RunRecord`].
@@ -209,17 +220,9 @@ impl Recorder {
         self.window.0 <= at && at < self.window.1
     }
 
-    /// Operators of `job` ran on `lane` from `start` to `finish`.
-    fn ran(
-        &mut self,
-        job: JobId,
-        lane: LaneId,
-        start: Nanos,
-        finish: Nanos,
-        operators: u32,
-        recalled: bool,
-        view: View<'_>,
-    ) {
+    fn ran(&mut self, piece: &Piece, view: View<'_>) {
+        let Piece { job, lane, start, finish, ref ops, recalled } = *piece;
+        let operators = ops.end - ops.start;
         let Some(spec) = view.job(job).map(|job| &job.spec) else { return };
         let device = lane.device.index();
         let tenant = spec.key.tenant;
@@ -272,14 +275,17 @@ impl Recorder {
 
 impl Observer for Recorder {
     fn on_event(&mut self, event: &Event, view: View<'_>) {
-        match event {
+        let piece = match event {
             Event::Finished { job, lane, ops, started, at, .. } => {
-                self.ran(*job, *lane, *started, *at, ops.end - ops.start, false, view);
+                Some(Piece { job: *job, lane: *lane, start: *started, finish: *at, ops: ops.clone(), recalled: false })
             }
             Event::Recalled { job, lane, done, started, at, .. } => {
-                self.ran(*job, *lane, *started, *at, done.end - done.start, true, view);
+                Some(Piece { job: *job, lane: *lane, start: *started, finish: *at, ops: done.clone(), recalled: true })
             }
-            _ => {}
+            _ => None,
+        };
+        if let Some(piece) = piece {
+            self.ran(&piece, view);
         }
         if event.at() >= self.next_sample && !self.closed {
             self.sample_memory(event.at(), view);
