@@ -19,6 +19,7 @@
 //! nobody there misses one.
 
 mod candidates;
+mod fetch;
 mod overflow;
 mod residency;
 
@@ -66,6 +67,8 @@ pub struct SliceFillOptions {
     /// Time that it may borrow in the long run, as a share of the time of its own devices, in
     /// percent.
     pub borrow_percent: u64,
+    /// How long a device keeps the weights that it fetched for a burst, at least.
+    pub guest_stay: Nanos,
     /// How slices are lent, whatever the tenants say.
     pub lending: Option<LendingMode>,
 }
@@ -83,6 +86,7 @@ impl Default for SliceFillOptions {
             burst_ttfts: 10,
             borrow_burst: Nanos::secs(10),
             borrow_percent: 10,
+            guest_stay: Nanos::secs(2),
             lending: None,
         }
     }
@@ -101,6 +105,8 @@ struct DeviceState {
     suspended: Vec<Suspended>,
     /// When work that lets guests go first has to start at the latest.
     latest_start: Option<Nanos>,
+    /// When the weights of its latest guest were asked for.
+    guest_since: Nanos,
 }
 
 /// What a latency-sensitive tenant may still borrow.
@@ -396,6 +402,13 @@ impl Policy for SliceFill {
         self.call_in(context, &mut plan);
         match event {
             Event::Arrived { request, .. } => self.on_arrival(context, *request, &mut plan),
+            Event::WeightsLoaded { model, device, .. } => {
+                self.fill(context, *device, &mut plan);
+                let tenant = context.view.model(*model).map(|model| model.tenant);
+                if let Some(tenant) = tenant.filter(|&tenant| is_latency(context.view, tenant)) {
+                    self.overflow(context, tenant, &mut plan);
+                }
+            }
             _ => match touched(event) {
                 Some(device) => {
                     self.fill(context, device, &mut plan);

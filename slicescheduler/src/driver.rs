@@ -380,9 +380,8 @@ impl<W: World> Driver<W> {
         let batcher = self.batching.get(tenant.index())?;
         let blocks = tokens.div_ceil(batcher.options().block_tokens.max(1)) + 1;
         let view = self.gmg.view();
-        let most =
-            batcher.replicas().iter().filter_map(|replica| Some(view.memory(replica.device)?.kv().total())).max();
-        let most = most.unwrap_or(0);
+        let own = batcher.replicas().iter().filter(|replica| view.owner(replica.device) == Some(tenant));
+        let most = own.filter_map(|replica| Some(view.memory(replica.device)?.kv().total())).max().unwrap_or(0);
         (blocks > most).then_some(RequestError::TooLong { tokens, blocks, most })
     }
 

@@ -161,6 +161,7 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
         "guest_blocks_percent" => options.guest_blocks_percent = whole(100)? as u32,
         "burst_ttfts" => options.burst_ttfts = whole(1_000_000)?,
         "borrow_burst_ms" => options.borrow_burst = Nanos::ms(whole(1_000_000_000)?),
+        "guest_stay_ms" => options.guest_stay = Nanos::ms(whole(1_000_000_000)?),
         "borrow_percent" => options.borrow_percent = whole(100)?,
         "owner_blocks_percent" => options.owner_blocks_percent = whole(100)? as u32,
         "overflow" => match value {
@@ -174,7 +175,7 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
         },
         _ => {
             return Err("known are reserve_percent, pace_percent, min_slice_us, guest_tokens, owner_blocks_percent, \
-                        guest_blocks_percent, overflow, burst_ttfts, borrow_burst_ms, borrow_percent, lending");
+                        guest_blocks_percent, overflow, burst_ttfts, borrow_burst_ms, borrow_percent, guest_stay_ms, lending");
         }
     }
     Ok(())

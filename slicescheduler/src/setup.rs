@@ -134,11 +134,24 @@ fn arena(activations: Bytes) -> Bytes {
     activations.scale(3, 2) + Bytes::mib(1)
 }
 
+/// `resident` are the tenants whose weights are to lie on the device, the owner first. Where a
+/// latency-sensitive guest has a slot, another may come in its place, so blocks and activations
+/// are large enough for any.
 fn layout(scenario: &Scenario, parts: &[Parts], resident: &[TenantId], usable: Bytes) -> DeviceLayout {
     let of = |tenant: &TenantId| parts.get(tenant.index());
+    let sensitive = |tenant: &TenantId| {
+        scenario.tenants.get(tenant.index()).is_some_and(|tenant| tenant.class == Class::LatencySensitive)
+    };
     let weights: Bytes = resident.iter().filter_map(of).map(|parts| parts.weights.align_up(256)).sum();
-    let activations: Bytes = resident.iter().filter_map(of).map(|parts| parts.activations).sum();
-    let per_token = resident.iter().filter_map(of).map(|parts| parts.kv_per_token).max().unwrap_or(Bytes::ZERO);
+    let mut activations: Bytes = resident.iter().filter_map(of).map(|parts| parts.activations).sum();
+    let mut per_token = resident.iter().filter_map(of).map(|parts| parts.kv_per_token).max().unwrap_or(Bytes::ZERO);
+    if resident.iter().skip(1).any(sensitive) {
+        let others = (0..parts.len() as u32).map(TenantId).filter(|t| sensitive(t) && !resident.contains(t));
+        for parts in others.filter_map(|tenant| parts.get(tenant.index())) {
+            activations += parts.activations;
+            per_token = per_token.max(parts.kv_per_token);
+        }
+    }
     DeviceLayout {
         usable,
         weights,
@@ -203,8 +216,10 @@ fn enter_tenants(
         let mut batcher = Batcher::new(id, options);
         let home = tenant.container.devices.iter().copied();
         let resident = |device: &DeviceId| residency[device.index()].contains(&TenantId(index as u32));
+        // Weights of latency-sensitive tenants may be fetched to any device.
+        let possible = |device: &DeviceId| tenant.class == Class::LatencySensitive || resident(device);
         let all = (0..residency.len() as u32).map(DeviceId);
-        let guests = all.filter(|device| resident(device) && !tenant.container.devices.contains(device));
+        let guests = all.filter(|device| possible(device) && !tenant.container.devices.contains(device));
         for device in home.chain(guests) {
             batcher.add_replica(model, device);
         }

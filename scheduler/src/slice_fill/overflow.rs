@@ -117,7 +117,7 @@ impl SliceFill {
 
     /// Gives waiting requests that would be late at home to replicas on other devices, the one that
     /// would finish first in turn.
-    fn overflow(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) {
+    pub(super) fn overflow(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) {
         if !self.may_borrow(context, tenant) {
             return;
         }
@@ -144,7 +144,7 @@ impl SliceFill {
                     best = Some((finish, index));
                 }
             }
-            let Some((_, index)) = best else { return };
+            let Some((_, index)) = best else { break };
             let replica = hosts.remove(index);
             let limits = BatchLimits {
                 tokens: tokens as u32,
@@ -154,11 +154,14 @@ impl SliceFill {
             form(context.view, &replica, limits, plan);
             left.tokens = left.tokens.saturating_sub(tokens);
         }
+        if left.tokens > 0 {
+            self.fetch(context, tenant, &left, plan);
+        }
     }
 
     /// True if the device could start a guest's prompt now: nothing latency-sensitive is on its
     /// lane, and nothing waits to go on.
-    fn can_host(&self, context: &Context<'_>, device: DeviceId) -> bool {
+    pub(super) fn can_host(&self, context: &Context<'_>, device: DeviceId) -> bool {
         let waits = self.devices[device.index()].suspended.iter().any(|suspended| suspended.rank >= Rank::GuestLatency);
         !context.view.is_lost(device)
             && !waits
@@ -168,7 +171,7 @@ impl SliceFill {
 }
 
 /// A forecast's stand-in for an iteration that computes `tokens` tokens of waiting prompts.
-fn prompt_action(replica: &ReplicaInfo, tokens: u64, waiting: &Waiting, rank: Rank) -> Action {
+pub(super) fn prompt_action(replica: &ReplicaInfo, tokens: u64, waiting: &Waiting, rank: Rank) -> Action {
     let prompt = (waiting.tokens / waiting.requests.max(1) as u64).max(1).min(tokens);
     let binding = Binding::default()
         .bind(TOKENS, tokens)
