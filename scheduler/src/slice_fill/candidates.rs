@@ -80,7 +80,7 @@ impl SliceFill {
                 rank: view.rank(tenant, device),
                 due: self.scratch.due,
                 pace: self.scratch.pace,
-                at_once: !self.scratch.is_decode_only() || !self.lends(context, tenant),
+                at_once: !self.scratch.is_decode_only() || !self.lends(context, tenant) || self.is_tight(context, &replica),
             });
         }
         candidates
@@ -98,6 +98,14 @@ impl SliceFill {
         let Some(guest) = lane.queue().iter().find(|entry| entry.rank == Rank::GuestBestEffort) else { return false };
         plan.actions.push(Action::Recall { job: guest.job, fate: Fate::Keep });
         true
+    }
+
+    /// True if requests of the replica's tenant wait for memory that its own sequences hold: pacing
+    /// answers would make them hold it longer.
+    fn is_tight(&self, context: &Context<'_>, replica: &ReplicaInfo) -> bool {
+        let kv = context.view.memory(replica.device).map(|memory| memory.kv());
+        let half = kv.is_some_and(|kv| kv.used_by(replica.id.tenant) > kv.total() / 2);
+        half || context.demand.waiting(replica.id.tenant).is_some()
     }
 
     /// True if best-effort work may delay `tenant` within its due times.

@@ -100,7 +100,7 @@ fn slice_fill_serves_a_tenant_without_devices_on_those_of_others() {
 
 #[test]
 fn a_failed_kernel_ends_the_requests_of_its_batch_only() {
-    let faults = Faults { devices: Vec::new(), jobs_one_in: 200 };
+    let faults = Faults { devices: Vec::new(), jobs_one_in: 2000 };
     for policy in POLICIES {
         let run = checked(ROOMY, 12, policy, &faults);
         assert!(!run.lost.is_empty() && run.completed.len() > run.lost.len(), "{policy}");

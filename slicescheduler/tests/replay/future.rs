@@ -32,10 +32,7 @@ fn another_future(seen: &Witness, time: Nanos, change: u64) -> Lengths {
 type Decision = (Nanos, Decided);
 
 /// Where two sequences of decisions part.
-fn difference<'a>(
-    one: &'a [Decision],
-    other: &'a [Decision],
-) -> Option<(Option<&'a Decision>, Option<&'a Decision>)> {
+fn difference<'a>(one: &'a [Decision], other: &'a [Decision]) -> Option<(Option<&'a Decision>, Option<&'a Decision>)> {
     let at = (0..one.len().max(other.len())).find(|&at| one.get(at) != other.get(at))?;
     Some((one.get(at), other.get(at)))
 }
