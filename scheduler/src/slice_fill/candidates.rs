@@ -19,6 +19,12 @@ const BLOCK_TOKENS: u64 = 16;
 
 pub(super) type Candidates = SmallVec<[Candidate; 4]>;
 
+/// True if an earlier action of the plan forms an iteration of `tenant`. What still waits after it
+/// is not known yet, so no other replica of the tenant admits requests in the same plan.
+fn forms(plan: &Plan, tenant: TenantId) -> bool {
+    plan.actions.iter().any(|action| matches!(action, Action::FormBatch { replica, .. } if replica.tenant == tenant))
+}
+
 impl SliceFill {
     /// Latency-sensitive work on `device`: recalled jobs, the owner's next iteration, and the next
     /// iterations of sequences that overflowed to it earlier.
@@ -56,7 +62,11 @@ impl SliceFill {
                 continue;
             }
             let mut limits = unlimited(self.latency_blocks(context, device, is_owner, plan));
-            if !admits {
+            let taken = forms(plan, tenant) && context.demand.waiting(tenant).is_some();
+            if taken {
+                plan.wake(context.now);
+            }
+            if !admits || taken {
                 limits.sequences = replica.running;
             } else if !is_owner {
                 limits.not_due_before = context.now;

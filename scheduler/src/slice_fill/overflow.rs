@@ -45,12 +45,9 @@ impl SliceFill {
             });
         let Some(replica) = home else { return false };
         self.devices[replica.device.index()].latest_start = None;
-        let before = plan.actions.len();
         let candidates = self.latency_candidates(context, replica.device, plan);
-        let own = candidates.iter().find(|candidate| candidate.rank == Rank::OwnerLatency).cloned();
-        match own {
-            Some(own) => self.start(context, replica.device, &own, plan),
-            None => plan.actions.truncate(before),
+        if let Some(own) = candidates.iter().find(|candidate| candidate.rank == Rank::OwnerLatency) {
+            self.start(context, replica.device, own, plan);
         }
         true
     }

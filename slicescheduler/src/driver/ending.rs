@@ -49,7 +49,9 @@ impl<W: World> Driver<W> {
         for index in 0..self.batching.len() {
             let batcher = &mut self.batching[index];
             let mut starved: Vec<RequestId> = batcher.waiting().iter().map(|waiting| waiting.request).collect();
-            starved.iter().for_each(|&request| drop(batcher.withdraw(request)));
+            for &request in &starved {
+                batcher.withdraw(request);
+            }
             for replica in 0..batcher.replicas().len() as u32 {
                 let running = batcher.replicas()[replica as usize].running();
                 let running: Vec<RequestId> = running.iter().map(|running| running.request).collect();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use slicescheduler::driver::{Driver, RequestError};
+use slicescheduler::setup::Setup;
 use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::{DeviceId, RequestId};
 use slicescheduler_gmg::units::Nanos;
@@ -32,7 +33,7 @@ fn ledgers_agree(driver: &Driver<Watched>) {
 }
 
 /// Every request is completed, lost with a reason, waiting or running; in one of these only.
-fn nobody_vanished(run: &Driven) {
+fn nobody_vanished(run: &Driven<Watched>) {
     let open = |batcher: &slicescheduler_scheduler::batching::Batcher| {
         let running = batcher.replicas().iter().flat_map(|replica| replica.running());
         running.chain(batcher.waiting()).map(|sequence| sequence.request).collect::<Vec<_>>()
@@ -48,9 +49,10 @@ fn nobody_vanished(run: &Driven) {
     assert_eq!(known, open.into_iter().collect(), "the graph forgets those that ended and no other");
 }
 
-fn checked(usable: f64, seed: u64, policy: &str, faults: &Faults) -> Driven {
+fn checked(usable: f64, seed: u64, policy: &str, faults: &Faults) -> Driven<Watched> {
     let scenario = small(usable, Nanos::secs(6), seed);
-    let run = driven(&scenario, policy, faults, Nanos::secs(20), ledgers_agree);
+    let world = |setup: &Setup| Watched::new(&scenario, setup, faults, Box::new(|_, output| output));
+    let run = driven(&scenario, policy, world, Nanos::secs(20), ledgers_agree);
     nobody_vanished(&run);
     assert_eq!(run.driver.counters().divergences, 0, "{policy}");
     let complaints = &run.driver.world().witness.complaints;
@@ -59,7 +61,7 @@ fn checked(usable: f64, seed: u64, policy: &str, faults: &Faults) -> Driven {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(8))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn whatever_fails_every_request_is_accounted_for(
@@ -90,7 +92,7 @@ fn tenants_with_a_device_left_complete_everything() {
 #[test]
 fn slice_fill_serves_a_tenant_without_devices_on_those_of_others() {
     let faults = Faults { devices: vec![(Nanos::secs(2), DeviceId(0))], jobs_one_in: 0 };
-    let after = |run: &Driven| {
+    let after = |run: &Driven<Watched>| {
         let of_code = run.completed.iter().filter(|done| done.tenant.0 == 0);
         of_code.filter(|done| done.last_token > Nanos::secs(3)).count()
     };

@@ -1,15 +1,12 @@
 //! No policy sees the future: two runs that differ after a moment only decide alike before it.
 
 use proptest::prelude::*;
-use slicescheduler_gmg::id::RequestId;
 use slicescheduler_gmg::units::Nanos;
 
-use crate::rig::{POLICIES, ROOMY, TIGHT, replayed, small};
+use crate::rig::{Lengths, POLICIES, ROOMY, TIGHT, replayed, small};
 use crate::witness::{Decided, Witness};
 
 const LENGTH: Nanos = Nanos::secs(6);
-
-type Lengths = Box<dyn Fn(RequestId, u32) -> u32>;
 
 fn as_they_are() -> Lengths {
     Box::new(|_, output| output)

@@ -84,7 +84,14 @@ pub(crate) struct Faults {
     pub(crate) jobs_one_in: u64,
 }
 
-type Lengths = Box<dyn Fn(RequestId, u32) -> u32>;
+/// The world that `replay` runs in.
+pub(crate) fn simulated(scenario: &Scenario, setup: &Setup) -> SimWorld {
+    let options = WorldOptions { seed: scenario.seed, ..WorldOptions::default() };
+    let cluster = Arc::new(setup.gmg.view().cluster().clone());
+    SimWorld::new(cluster, Box::new(WorldCost::default()), options)
+}
+
+pub(crate) type Lengths = Box<dyn Fn(RequestId, u32) -> u32>;
 
 /// A simulated world, and the witness of what it is told and tells.
 pub(crate) struct Watched {
@@ -99,8 +106,7 @@ impl Watched {
     /// `lengths` replaces the output length of every request.
     pub(crate) fn new(scenario: &Scenario, setup: &Setup, faults: &Faults, lengths: Lengths) -> Self {
         let options = WorldOptions { seed: scenario.seed, ..WorldOptions::default() };
-        let cluster = Arc::new(setup.gmg.view().cluster().clone());
-        let mut world = SimWorld::new(cluster, Box::new(WorldCost::default()), options);
+        let mut world = simulated(scenario, setup);
         for &(at, device) in &faults.devices {
             world.fail_device(at, device);
         }
@@ -183,25 +189,25 @@ impl Observer for Nobody {
 }
 
 /// A run in which every step was looked at.
-pub(crate) struct Driven {
-    pub(crate) driver: Driver<Watched>,
+pub(crate) struct Driven<W> {
+    pub(crate) driver: Driver<W>,
     pub(crate) submitted: Vec<RequestId>,
     pub(crate) completed: Vec<Completed>,
     pub(crate) lost: Vec<Lost>,
 }
 
-/// Runs `scenario` under one policy through its arrivals and `rest` longer, and calls `look` after
-/// every step.
-pub(crate) fn driven(
+/// Runs `scenario` under one policy over the world that `world` makes, through its arrivals and
+/// `rest` longer, and calls `look` after every step.
+pub(crate) fn driven<W: ReplayWorld>(
     scenario: &Scenario,
     name: &str,
-    faults: &Faults,
+    world: impl FnOnce(&Setup) -> W,
     rest: Nanos,
-    mut look: impl FnMut(&Driver<Watched>),
-) -> Driven {
+    mut look: impl FnMut(&Driver<W>),
+) -> Driven<W> {
     let policy = named(scenario, name);
     let mut setup = Setup::new(scenario, &*policy).unwrap();
-    let world = Watched::new(scenario, &setup, faults, Box::new(|_, output| output));
+    let world = world(&setup);
     let what_if = Timeline::new(setup.gmg.publish(), Roofline::default(), Horizon::secs(2))
         .launched_window(WorldOptions::default().launched_window);
     let options = DriverOptions::default();
@@ -237,7 +243,7 @@ pub(crate) fn driven(
     run
 }
 
-impl Driven {
+impl<W: ReplayWorld> Driven<W> {
     fn submit(&mut self, tenant: TenantId, arrival: Nanos, prompt: u32, output: u32) {
         let id = self.driver.gmg().next_request_id();
         self.driver.world_mut().prepare(id, tenant, prompt, output).unwrap();

@@ -10,7 +10,6 @@ fn commands_and_events_keep_the_rules_under_every_policy() {
         for policy in POLICIES {
             let (_, seen) = replayed(&small(usable, Nanos::secs(20), seed), policy, Box::new(|_, output| output));
             assert!(seen.complaints.is_empty(), "{policy}, seed {seed}: {:#?}", seen.complaints);
-            eprintln!("{policy} {usable} {seed}: {:?}", seen.counts);
             let Counts { launches, recalls, guest_spans, overflow_spans, yields, ended, .. } = seen.counts;
             assert!(launches > 1000 && ended > 100, "{policy}: {:?}", seen.counts);
             match policy {

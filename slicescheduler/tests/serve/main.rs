@@ -1,0 +1,9 @@
+//! The facade as a host uses it, on CPU lanes with tiny models.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by them, in its helpers too")]
+
+mod answers;
+mod building;
+mod endings;
+mod refusals;
+mod rig;
