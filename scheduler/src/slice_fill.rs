@@ -81,7 +81,7 @@ impl Default for SliceFillOptions {
             min_slice: Nanos::ms(1),
             guest_tokens: 512,
             owner_blocks_percent: 8,
-            guest_blocks_percent: 20,
+            guest_blocks_percent: 15,
             overflow: true,
             burst_ttfts: 10,
             borrow_burst: Nanos::secs(10),

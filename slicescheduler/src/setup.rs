@@ -128,10 +128,10 @@ fn parts(scenario: &Scenario, tenant: &crate::scenario::Tenant) -> Result<Parts,
 }
 
 /// Every replica has at most one iteration under way on its device, running or recalled, so one
-/// set of activations per resident model is enough; half as much again covers what best fit loses
-/// to regions of different size.
+/// set of activations per resident model is enough; a quarter more covers what best fit loses to
+/// regions of different size.
 fn arena(activations: Bytes) -> Bytes {
-    activations.scale(3, 2) + Bytes::mib(1)
+    activations.scale(5, 4) + Bytes::mib(1)
 }
 
 /// `resident` are the tenants whose weights are to lie on the device, the owner first. Where a
@@ -147,10 +147,14 @@ fn layout(scenario: &Scenario, parts: &[Parts], resident: &[TenantId], usable: B
     let mut per_token = resident.iter().filter_map(of).map(|parts| parts.kv_per_token).max().unwrap_or(Bytes::ZERO);
     if resident.iter().skip(1).any(sensitive) {
         let others = (0..parts.len() as u32).map(TenantId).filter(|t| sensitive(t) && !resident.contains(t));
+        let guests = resident.iter().skip(1).filter(|tenant| sensitive(tenant)).count() as u64;
+        let mut largest = Bytes::ZERO;
         for parts in others.filter_map(|tenant| parts.get(tenant.index())) {
-            activations += parts.activations;
+            largest = largest.max(parts.activations);
             per_token = per_token.max(parts.kv_per_token);
         }
+        let smallest = resident.iter().skip(1).filter(|t| sensitive(t)).filter_map(of).map(|p| p.activations).min();
+        activations += (largest - smallest.unwrap_or_default()).times(guests);
     }
     DeviceLayout {
         usable,

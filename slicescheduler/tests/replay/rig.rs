@@ -100,7 +100,11 @@ pub(crate) struct Watched {
     lengths: Lengths,
     jobs_one_in: u64,
     reports: u64,
+    stalled: u32,
 }
+
+/// Times that a world may be asked at one moment without a report.
+const STALLED: u32 = 1000;
 
 impl Watched {
     /// `lengths` replaces the output length of every request.
@@ -111,7 +115,7 @@ impl Watched {
             world.fail_device(at, device);
         }
         let witness = Witness::new(options, setup.gmg.view());
-        Self { world, witness, lengths, jobs_one_in: faults.jobs_one_in, reports: 0 }
+        Self { world, witness, lengths, jobs_one_in: faults.jobs_one_in, reports: 0, stalled: 0 }
     }
 
     /// The event, or the report of a failed kernel in its place.
@@ -144,6 +148,9 @@ impl World for Watched {
             self.witness.happened(event);
         }
         if let Ok(now) = now {
+            let stands = now == self.witness.now && events.len() == before;
+            self.stalled = if stands { self.stalled + 1 } else { 0 };
+            assert!(self.stalled < STALLED, "time stands still at {now}");
             self.witness.now = now;
         }
         now
