@@ -99,7 +99,7 @@ pub(crate) fn free_blocks_after(context: &Context<'_>, device: DeviceId, plan: &
 }
 
 /// Guests of one class give back blocks to the owner of a device: the youngest sequences of replicas
-/// that have nothing under way. Returns the blocks that were asked for.
+/// that have nothing under way, or whose job the plan gives up already. Returns the blocks that were asked for.
 pub(crate) fn reclaim(context: &Context<'_>, device: DeviceId, class: Class, wanted: u32, plan: &mut Plan) -> u32 {
     let (view, owner) = (context.view, context.view.owner(device));
     let mut asked = 0;
@@ -109,8 +109,9 @@ pub(crate) fn reclaim(context: &Context<'_>, device: DeviceId, class: Class, wan
         }
         let held = view.memory(device).map_or(0, |memory| memory.kv().used_by(tenant));
         let Some(replica) = context.demand.replica_on(tenant, device) else { continue };
-        let held = held.saturating_sub(promised_by(plan, replica.id));
-        if !replica.in_flight && held > 0 {
+        let promised = promised_by(plan, replica.id);
+        let held = held.saturating_sub(promised);
+        if (!replica.in_flight || promised > 0) && held > 0 {
             let blocks = held.min(wanted - asked);
             plan.actions.push(Action::EvictSequences { replica: replica.id, blocks });
             asked += blocks;
