@@ -1,11 +1,12 @@
-//! Maps keyed by ids.
+//! Maps keyed by ids that are counted up, such as [`RequestId`](crate::id::RequestId).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Request ids are counted up, so they need spreading, not protection.
-#[derive(Default)]
-pub(crate) struct IdHasher(u64);
+/// A hasher for ids that are counted up: they need spreading, not protection. Do not use it for keys
+/// that somebody else chooses.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IdHasher(u64);
 
 impl Hasher for IdHasher {
     fn finish(&self) -> u64 {
@@ -22,4 +23,5 @@ impl Hasher for IdHasher {
     }
 }
 
-pub(crate) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
+/// A map keyed by ids. Its order is not that of the ids, and means nothing.
+pub type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;

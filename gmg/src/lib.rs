@@ -49,7 +49,7 @@ pub mod error;
 mod gmg;
 pub mod graph;
 pub mod id;
-mod id_map;
+pub mod id_map;
 pub mod job;
 pub mod memory;
 pub mod plan;

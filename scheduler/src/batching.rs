@@ -20,6 +20,7 @@ mod sequence;
 mod tenant;
 
 pub use forecast::ReplicaForecast;
+pub(crate) use iteration::late_prefix;
 pub use iteration::{Iteration, plan_iteration};
 pub use sequence::{Completed, Sequence};
 pub use tenant::{Batcher, ReplicaState};

@@ -4,7 +4,7 @@ use slicescheduler_gmg::id::{DeviceId, ModelId, ReplicaId, TenantId};
 use slicescheduler_gmg::plan::{BatchLimits, Continuation};
 use slicescheduler_gmg::units::Nanos;
 
-use crate::batching::{Batcher, Iteration};
+use crate::batching::{Batcher, Iteration, late_prefix};
 
 /// Requests of a tenant that no replica has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl Demand for Vec<Batcher> {
 
     fn waiting_in_time(&self, tenant: TenantId, time: Nanos) -> Option<Waiting> {
         let waiting = self.get(tenant.index())?.waiting();
-        let late = waiting.partition_point(|sequence| sequence.next_due() < time);
+        let late = late_prefix(waiting, time);
         let (first, last) = (waiting.get(late)?, waiting.back()?);
         Some(Waiting {
             requests: waiting.len() - late,

@@ -30,6 +30,11 @@ pub(crate) fn total_blocks(view: View<'_>, device: DeviceId) -> u32 {
     view.memory(device).map_or(0, |memory| memory.kv().total())
 }
 
+/// Tokens that a KV block of a device holds; at least one.
+pub(crate) fn block_tokens(view: View<'_>, device: DeviceId) -> u64 {
+    view.memory(device).map_or(1, |memory| u64::from(memory.layout().kv_block_tokens)).max(1)
+}
+
 /// As large as the tenant's options and the free blocks allow.
 pub(crate) fn unlimited(new_blocks: u32) -> BatchLimits {
     BatchLimits { tokens: u32::MAX, sequences: u32::MAX, new_blocks, keep_free: 0, not_due_before: Nanos::ZERO }

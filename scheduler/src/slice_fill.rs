@@ -177,7 +177,7 @@ impl SliceFill {
         let share = |percent: u32| (u64::from(total) * u64::from(percent) / 100) as u32;
         match owner_replica(context.view, context.demand, device) {
             Some(owner) if is_latency(context.view, owner.id.tenant) => {
-                let growth = owner.running * GROWTH_BLOCKS + PROMPT_BLOCKS;
+                let growth = owner.running.saturating_mul(GROWTH_BLOCKS).saturating_add(PROMPT_BLOCKS);
                 share(self.options.owner_blocks_percent).max(growth).min(total)
             }
             _ if !self.options.overflow => 0,
@@ -189,7 +189,7 @@ impl SliceFill {
     fn note(&mut self, context: &Context<'_>, event: &Event) {
         match event {
             Event::Finished { job, lane, started, at, .. } => self.charge(context, *job, lane.device, *at - *started),
-            Event::Recalled { job, lane, done, end, started, at, .. } => {
+            Event::Recalled { job, lane, end, started, at, .. } => {
                 self.charge(context, *job, lane.device, *at - *started);
                 let Some(found) = context.view.job(*job) else { return };
                 let Some(tenant) = context.view.model(found.spec.model).map(|model| model.tenant) else { return };
@@ -200,18 +200,22 @@ impl SliceFill {
                     .iter()
                     .filter_map(|row| {
                         let request = context.view.request(row.request)?;
-                        let index = (row.position + row.tokens).saturating_sub(request.prompt);
+                        let index = row.position.saturating_add(row.tokens).saturating_sub(request.prompt);
                         Some(request.due(index))
                     })
                     .min();
                 let entry = Suspended {
                     job: *job,
                     replica,
-                    ops: done.end..*end,
+                    ops: found.progress()..*end,
                     rank: context.view.rank(tenant, lane.device),
                     due: due.unwrap_or(Nanos::MAX),
                 };
-                self.devices[lane.device.index()].suspended.push(entry);
+                let Some(state) = self.devices.get_mut(lane.device.index()).filter(|_| !entry.ops.is_empty()) else {
+                    return;
+                };
+                state.suspended.retain(|other| other.job != *job);
+                state.suspended.push(entry);
             }
             Event::DeviceLost { device, .. } => {
                 if let Some(state) = self.devices.get_mut(device.index()) {

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use slicescheduler_gmg::cluster::{Cluster, Endpoint};
 use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, RequestId};
+use slicescheduler_gmg::id_map::IdMap;
 use slicescheduler_gmg::plan::{Command, Ended, Event, Fate, Launch, Source, World, WorldError};
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
@@ -84,7 +85,7 @@ pub struct SimWorld {
     now: Nanos,
     lanes: Vec<SimLane>,
     first_lane: Vec<u32>,
-    outputs: Vec<Output>,
+    outputs: IdMap<RequestId, Output>,
     transfers: Transfers,
     agenda: BinaryHeap<Reverse<(Nanos, u64, Timed)>>,
     entries: u64,
@@ -108,7 +109,7 @@ impl SimWorld {
             now: Nanos::ZERO,
             lanes,
             first_lane,
-            outputs: Vec::new(),
+            outputs: IdMap::default(),
             transfers: Transfers::new(links),
             agenda: BinaryHeap::new(),
             entries: 0,
@@ -119,11 +120,12 @@ impl SimWorld {
     /// Tells how many tokens a request will produce; at least one. Nobody but this world knows. A
     /// request that was not revealed goes on for ever.
     pub fn reveal(&mut self, request: RequestId, output: u32) {
-        let index = request.index();
-        if self.outputs.len() <= index {
-            self.outputs.resize(index + 1, Output { produced: 0, wanted: u32::MAX });
-        }
-        self.outputs[index].wanted = output.max(1);
+        self.outputs.insert(request, Output { produced: 0, wanted: output.max(1) });
+    }
+
+    /// Forgets a request that has ended.
+    pub fn forget(&mut self, request: RequestId) {
+        self.outputs.remove(&request);
     }
 
     /// Lets a device fail at `at`, with everything on it.
@@ -186,7 +188,7 @@ impl SimWorld {
         if self.lanes[index].is_running(job) {
             self.cut(index, fate);
             self.lanes[index].take_back_rest(job, fate);
-        } else if self.lanes[index].take_back(job, fate) {
+        } else if self.lanes[index].take_back_rest(job, fate) {
             self.schedule(self.now, Timed::Lane(lane));
         }
         Ok(())
@@ -252,7 +254,7 @@ impl SimWorld {
             return ended;
         }
         for row in launch.spec.rows.iter().filter(|row| row.emits) {
-            let Some(output) = self.outputs.get_mut(row.request.index()) else { continue };
+            let Some(output) = self.outputs.get_mut(&row.request) else { continue };
             output.produced += 1;
             if output.produced == output.wanted {
                 ended.push(Ended { request: row.request, produced: output.produced });

@@ -1,6 +1,5 @@
 //! What a scheduler is made of.
 
-mod assembly;
 mod containers;
 mod error;
 
@@ -10,11 +9,11 @@ use std::sync::Arc;
 use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
 use slicescheduler_executor::lane::{StdThreads, ThreadSpawner};
 use slicescheduler_executor::model::DecoderModel;
-use slicescheduler_gmg::cluster::{Cluster, ClusterError, DeviceSpec};
-use slicescheduler_gmg::id::TenantId;
+use slicescheduler_gmg::cluster::{Cluster, ClusterError};
+use slicescheduler_gmg::id::{DeviceId, TenantId};
 use slicescheduler_gmg::plan::{Clock, Command, Event, Observer};
 use slicescheduler_gmg::tenant::Tenant;
-use slicescheduler_gmg::units::{Bandwidth, Bytes, FlopRate, Nanos};
+use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_gmg::{GmgView, View};
 use slicescheduler_scheduler::batching::BatchOptions;
 use slicescheduler_scheduler::policy::Policy;
@@ -22,10 +21,10 @@ use slicescheduler_scheduler::{SliceFill, SliceFillOptions};
 use slicescheduler_simulator::cost::Roofline;
 use slicescheduler_simulator::timeline::{Horizon, Timeline};
 
+use crate::assembly::{Assembly, Member, assemble, cpu_device};
 use crate::driver::{Driver, DriverOptions};
 use crate::model::Model;
 use crate::serve::{Served, Service, SliceScheduler, SystemClock, TokenWorld};
-use assembly::{Assembly, Member, assemble};
 
 pub use error::BuildError;
 
@@ -238,10 +237,11 @@ impl Builder {
         let wishes: Vec<containers::Wish<'_>> =
             self.tenants.iter().map(|entry| (&*entry.tenant.name, entry.devices.as_deref())).collect();
         let devices = containers::assign(&cluster, &wishes)?;
-        let members = self.tenants.iter().zip(devices).map(|(entry, devices)| entry.member(devices));
+        let options = self.batching;
+        let members = self.tenants.iter().zip(devices).map(|(entry, devices)| entry.member(devices, options));
         let members = members.collect::<Result<Vec<_>, _>>()?;
-        let Assembly { mut gmg, batching, models, prefetch } =
-            assemble(cluster, &members, &*self.policy, self.batching)?;
+        let usable: Vec<Bytes> = cluster.devices().iter().map(|device| device.spec.memory).collect();
+        let Assembly { mut gmg, batching, models, prefetch } = assemble(cluster, &members, &usable, &*self.policy)?;
         let decoders = self.tenants.iter().zip(&members).map(|(entry, member)| entry.decoder(member));
         let decoders = models.into_iter().zip(decoders.collect::<Result<Vec<_>, _>>()?).collect();
         let world = CpuWorld::new(gmg.view(), decoders, clock.clone(), &*self.threads, self.lanes)?;
@@ -289,25 +289,19 @@ impl Hardware {
     }
 }
 
-/// One core as a device. Forecasts go by its rates, which are those of a core with 512-bit vectors:
-/// large products in single precision reach about 100 GFLOP/s.
-fn cpu_device(memory: Bytes) -> DeviceSpec {
-    DeviceSpec::cpu(1, memory, Bandwidth::gb_per_s(15), FlopRate::gflops(100))
-}
-
 impl Entry {
     fn wrong(&self, source: crate::model::ModelError) -> BuildError {
         let (tenant, model) = (self.tenant.name.to_string(), self.model.name().to_owned());
         BuildError::Model { tenant, model, source: Box::new(source) }
     }
 
-    fn member(&self, devices: Vec<slicescheduler_gmg::id::DeviceId>) -> Result<Member, BuildError> {
+    fn member(&self, devices: Vec<DeviceId>, options: BatchOptions) -> Result<Member, BuildError> {
         let template = self.model.template().map_err(|error| self.wrong(error))?;
         let weights = self.model.weight_bytes(&template).map_err(|error| self.wrong(error))?;
         let model = slicescheduler_gmg::Model::new(self.model.name(), template);
         let model = slicescheduler_gmg::Model { weights, ..model };
         let model = model.kv_bytes_per_token(self.model.kv_bytes_per_token());
-        Ok(Member { tenant: self.tenant.clone(), model, devices })
+        Ok(Member { tenant: self.tenant.clone(), model, devices, options })
     }
 
     fn decoder(&self, member: &Member) -> Result<DecoderModel, BuildError> {

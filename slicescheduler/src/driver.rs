@@ -17,7 +17,7 @@ mod measure;
 use std::sync::Arc;
 
 use slicescheduler_gmg::delta::NewRequest;
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ReplicaId, RequestId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, JobId, JobKey, LaneId, ReplicaId, RequestId, TenantId};
 use slicescheduler_gmg::job::{JobSpec, StoredState};
 use slicescheduler_gmg::plan::{Action, BatchLimits, Clock, Ended, Event, Observer, Plan, Rank, WhatIf, Work, World};
 use slicescheduler_gmg::units::Nanos;
@@ -378,7 +378,7 @@ impl<W: World> Driver<W> {
             return Some(RequestError::NoDevice);
         }
         let batcher = self.batching.get(tenant.index())?;
-        let blocks = tokens.div_ceil(batcher.options().block_tokens.max(1)) + 1;
+        let blocks = tokens.div_ceil(batcher.options().block_tokens.max(1)).saturating_add(1);
         let view = self.gmg.view();
         let own = batcher.replicas().iter().filter(|replica| view.owner(replica.device) == Some(tenant));
         let most = own.filter_map(|replica| Some(view.memory(replica.device)?.kv().total())).max().unwrap_or(0);
@@ -400,7 +400,8 @@ impl<W: World> Driver<W> {
         } else {
             self.decisions.count();
         }
-        self.wake_at = plan.wake_at.map(|wake| wake.max(self.now));
+        let wake = plan.wake_at.map(|wake| wake.max(self.now));
+        self.wake_at = wake.into_iter().chain(self.wake_at).min();
         self.carry_out(plan, observer)
     }
 
@@ -419,7 +420,7 @@ impl<W: World> Driver<W> {
                 Action::Cancel { job } => {
                     let key = self.gmg.view().job(job).map(|job| job.spec.key);
                     if let Some(key) = key.filter(|_| self.is_off_lanes(job)) {
-                        self.batching[key.tenant as usize].abandon(key.replica);
+                        self.abandon(key);
                     }
                     action
                 }
@@ -428,6 +429,23 @@ impl<W: World> Driver<W> {
             self.accept(Plan { based_on, actions: [action].into_iter().collect(), wake_at: None }, observer)?;
         }
         Ok(())
+    }
+
+    /// The iteration that a job stands for will not be completed.
+    fn abandon(&mut self, key: JobKey) {
+        if let Some(batcher) = self.batching.get_mut(key.tenant as usize) {
+            batcher.abandon_iteration(key);
+        }
+    }
+
+    /// A job that was recalled and cannot go on is given up: its iteration is formed again.
+    fn give_up(&mut self, job: JobId) -> Result<(), DriverError> {
+        let Some(key) = self.gmg.view().job(job).filter(|job| !job.is_dispatched()).map(|job| job.spec.key) else {
+            return Ok(());
+        };
+        self.abandon(key);
+        self.apply(Intent::Cancel { job })?;
+        self.apply(Intent::Retire { job })
     }
 
     fn is_off_lanes(&self, job: JobId) -> bool {
@@ -441,6 +459,10 @@ impl<W: World> Driver<W> {
         }
         for dropped in accepted.dropped {
             self.counters.dropped += 1;
+            if let Action::Run { work: Work::Existing { job, .. }, .. } = dropped.action {
+                self.give_up(job)?;
+                continue;
+            }
             let Action::Run { work: Work::New(spec), rank, .. } = &dropped.action else { continue };
             if let Some(batcher) = self.batching.get_mut(spec.key.tenant as usize) {
                 batcher.withdraw_iteration(spec);

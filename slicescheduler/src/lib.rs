@@ -45,6 +45,7 @@
 
 #![forbid(unsafe_code)]
 
+mod assembly;
 pub mod builder;
 pub mod driver;
 pub mod model;

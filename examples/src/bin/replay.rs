@@ -37,10 +37,10 @@ struct Arguments {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// How long requests arrive, for instance 30m.
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     duration: Option<String>,
     /// Factor on every arrival rate.
-    #[arg(long, value_name = "FACTOR")]
+    #[arg(long, value_name = "FACTOR", allow_hyphen_values = true)]
     rate_scale: Option<f64>,
     /// Where the work runs.
     #[arg(long, value_enum, default_value_t = Device::Sim)]
@@ -84,8 +84,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         || "default workload".to_owned(),
         |path| path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
     );
-    if let Some(out) = &arguments.out {
-        std::fs::create_dir_all(out).map_err(|error| format!("{}: cannot be made a folder: {error}", out.display()))?;
+    if let Some(out) = arguments.out.as_ref().filter(|out| out.exists() && !out.is_dir()) {
+        return Err(format!("{}: is not a folder; --out takes one, or the name of a new one", out.display()).into());
     }
     let clock: Arc<dyn Clock> = Arc::new(Stopwatch(Instant::now()));
     let mut progress = Bar::default();
@@ -128,6 +128,7 @@ fn scenario(arguments: &Arguments) -> Result<Scenario, Failure> {
 
 /// Writes every file whole or not at all.
 fn write_all(out: &Path, summary: &Summary, runs: &[RunRecord]) -> Result<(), Failure> {
+    std::fs::create_dir_all(out).map_err(|error| format!("{}: cannot be made a folder: {error}", out.display()))?;
     write_whole(&out.join("summary.json"), |file| {
         serde_json::to_writer_pretty(&mut *file, summary)?;
         writeln!(file)

@@ -98,8 +98,12 @@ fn add_model<S: Store>(
     if container.devices.is_empty() {
         return Err(GmgError::EmptyContainer(name));
     }
-    for &device in &container.devices {
+    for (index, &device) in container.devices.iter().enumerate() {
         let memory = usable_device(store, device)?;
+        if container.devices[..index].contains(&device) {
+            let container = ContainerId(store.containers().len() as u32);
+            return Err(GmgError::DeviceTaken { device, container });
+        }
         if let Some(container) = store.container_of(device) {
             return Err(GmgError::DeviceTaken { device, container });
         }

@@ -125,12 +125,7 @@ pub fn plan_iteration(
     if iteration.preempted > 0 {
         return;
     }
-    // The list is in the order of arrival, so those that are late come first.
-    let late = if limits.not_due_before.is_zero() {
-        0
-    } else {
-        waiting.iter().take_while(|sequence| sequence.next_due() < limits.not_due_before).count()
-    };
+    let late = late_prefix(waiting, limits.not_due_before);
     iteration.passed_over = late as u32;
     for (live, sequence) in (running.len() as u32..).zip(waiting.iter().skip(late)) {
         if tokens_left == 0 || live >= limits.sequences {
@@ -149,6 +144,13 @@ pub fn plan_iteration(
         iteration.admitted += 1;
         iteration.push(sequence, tokens, blocks);
     }
+}
+
+/// Sequences at the front of the list whose next token was due before `time`. The list is in the order
+/// of arrival, so this is nearly all of them; a preempted sequence that has tokens already may hide
+/// some. O(late).
+pub(crate) fn late_prefix(waiting: &VecDeque<Sequence>, time: Nanos) -> usize {
+    waiting.iter().take_while(|sequence| sequence.next_due() < time).count()
 }
 
 #[cfg(test)]

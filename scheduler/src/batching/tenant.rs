@@ -91,7 +91,8 @@ impl ReplicaState {
         let mut sequence = self.running.pop()?;
         let (request, freed) = (sequence.request, sequence.blocks);
         sequence.preempt();
-        waiting.push_front(sequence);
+        let place = waiting.partition_point(|other| (other.arrival, other.request) < (sequence.arrival, request));
+        waiting.insert(place, sequence);
         Some((request, freed))
     }
 }
@@ -261,6 +262,14 @@ impl Batcher {
     pub fn abandon(&mut self, replica: u32) {
         if let Some(replica) = self.replicas.get_mut(replica as usize) {
             replica.in_flight = false;
+        }
+    }
+
+    /// As [`abandon`](Self::abandon), if `key` is the iteration in flight.
+    pub fn abandon_iteration(&mut self, key: JobKey) {
+        let in_flight = |replica: &ReplicaState| replica.in_flight && replica.iteration == key.iteration + 1;
+        if self.tenant.0 == key.tenant && self.replicas.get(key.replica as usize).is_some_and(in_flight) {
+            self.abandon(key.replica);
         }
     }
 

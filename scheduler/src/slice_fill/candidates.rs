@@ -10,12 +10,14 @@ use slicescheduler_gmg::tenant::LendingMode;
 use slicescheduler_gmg::units::Nanos;
 
 use crate::demand::ReplicaInfo;
-use crate::placing::{free_blocks, free_blocks_after, is_latency, lane_of, owner_replica, total_blocks, unlimited};
+use crate::placing::{
+    block_tokens, free_blocks, free_blocks_after, is_latency, lane_of, owner_replica, total_blocks, unlimited,
+};
 use crate::policy::Context;
 use crate::slice_fill::{Candidate, CandidateWork, SliceFill};
 
-/// Tokens per KV block, where only the order of magnitude matters.
-const BLOCK_TOKENS: u64 = 16;
+/// What was left out of a plan because an earlier action may change it is looked at again after this.
+const REPLAN: Nanos = Nanos::us(1);
 
 pub(super) type Candidates = SmallVec<[Candidate; 4]>;
 
@@ -64,7 +66,7 @@ impl SliceFill {
             let mut limits = unlimited(self.latency_blocks(context, device, is_owner, plan));
             let taken = forms(plan, tenant) && context.demand.waiting(tenant).is_some();
             if taken {
-                plan.wake(context.now);
+                plan.wake(context.now + REPLAN);
             }
             if !admits || taken {
                 limits.sequences = replica.running;
@@ -73,10 +75,12 @@ impl SliceFill {
             }
             context.demand.peek(replica.id, limits, &mut self.scratch);
             if is_owner && self.is_short() {
-                let wanted = context.demand.waiting(tenant).map_or(0, |waiting| waiting.tokens / BLOCK_TOKENS);
+                let wanted =
+                    context.demand.waiting(tenant).map_or(0, |waiting| waiting.tokens / block_tokens(view, device));
                 let total = u64::from(total_blocks(view, device));
                 let wanted = (wanted + u64::from(self.reserve_blocks(context, device))).min(total) as u32;
-                limits.new_blocks += self.make_room(context, device, wanted, plan);
+                let room = self.make_room(context, device, wanted, plan);
+                limits.new_blocks = limits.new_blocks.saturating_add(room);
                 context.demand.peek(replica.id, limits, &mut self.scratch);
                 if self.is_short() && self.recall_guest(context, device, plan) {
                     continue;
@@ -90,7 +94,9 @@ impl SliceFill {
                 rank: view.rank(tenant, device),
                 due: self.scratch.due,
                 pace: self.scratch.pace,
-                at_once: !self.scratch.is_decode_only() || !self.lends(context, tenant) || self.is_tight(context, &replica),
+                at_once: !self.scratch.is_decode_only()
+                    || !self.lends(context, tenant)
+                    || self.is_tight(context, &replica),
             });
         }
         candidates
@@ -209,7 +215,7 @@ impl SliceFill {
         let lane = lane_of(device);
         let mut actions: SmallVec<[Action; 4]> = SmallVec::new();
         for candidate in paced {
-            actions.push(self.as_action(context, candidate, device));
+            actions.push(self.as_action(context, candidate, device)?);
         }
         let due = paced.iter().map(|candidate| candidate.due).min()?;
         let now = context.now;
@@ -224,7 +230,7 @@ impl SliceFill {
                 spec.release = latest;
             }
         }
-        let mut guest_action = self.as_action(context, guest, device);
+        let mut guest_action = self.as_action(context, guest, device)?;
         if let Action::Run { lane: on, .. } = &mut guest_action {
             *on = lane;
         }
@@ -245,18 +251,17 @@ impl SliceFill {
 
     /// The candidate as the action that the forecast understands: a job with the dims of the
     /// iteration, without its rows.
-    fn as_action(&mut self, context: &Context<'_>, candidate: &Candidate, device: DeviceId) -> Action {
+    fn as_action(&mut self, context: &Context<'_>, candidate: &Candidate, device: DeviceId) -> Option<Action> {
         let lane = lane_of(device);
         let work = match &candidate.work {
             CandidateWork::Resume { job, ops } => Work::Existing { job: *job, ops: ops.clone() },
             CandidateWork::Form { replica, limits } => {
                 context.demand.peek(*replica, *limits, &mut self.scratch);
-                let model = context.demand.replica(*replica).map(|replica| replica.model);
-                let spec = JobSpec::of(model.unwrap_or(slicescheduler_gmg::id::ModelId(0)));
+                let spec = JobSpec::of(context.demand.replica(*replica)?.model);
                 Work::New(Box::new(spec.bind(self.scratch.binding())))
             }
         };
-        Action::Run { work, lane, rank: candidate.rank }
+        Some(Action::Run { work, lane, rank: candidate.rank })
     }
 
     /// When the last of `actions` would finish.

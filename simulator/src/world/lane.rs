@@ -87,7 +87,7 @@ impl SimLane {
     }
 
     /// Takes back an entry that has not started.
-    pub(super) fn take_back(&mut self, job: JobId, fate: Fate) -> bool {
+    fn take_back(&mut self, job: JobId, fate: Fate) -> bool {
         let Some(index) = self.queue.iter().position(|launch| launch.job == job) else { return false };
         if let Some(launch) = self.queue.remove(index) {
             self.taken_back.push((launch, fate));
@@ -97,8 +97,11 @@ impl SimLane {
 
     /// Takes back every entry of `job` that has not started: its operators run in order, so none can
     /// run before those that were cut off.
-    pub(super) fn take_back_rest(&mut self, job: JobId, fate: Fate) {
+    /// Returns false if there is none.
+    pub(super) fn take_back_rest(&mut self, job: JobId, fate: Fate) -> bool {
+        let before = self.taken_back.len();
         while self.take_back(job, fate) {}
+        self.taken_back.len() > before
     }
 
     pub(super) fn taken_back(&mut self) -> Vec<(Launch, Fate)> {

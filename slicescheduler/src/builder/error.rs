@@ -1,5 +1,6 @@
 //! What can be wrong with what a builder was told.
 
+use crate::assembly::AssemblyError;
 use slicescheduler_executor::ExecutorError;
 use slicescheduler_gmg::GmgError;
 use slicescheduler_gmg::cluster::ClusterError;
@@ -114,4 +115,15 @@ pub enum BuildError {
 /// `"a", "b"`.
 fn list(names: &[String]) -> String {
     names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
+}
+
+impl From<AssemblyError> for BuildError {
+    fn from(error: AssemblyError) -> Self {
+        match error {
+            AssemblyError::DoesNotFit { tenant, model, weights, activations, kv, device, memory, .. } => {
+                Self::DoesNotFit { tenant, model, weights, activations, kv, device, memory }
+            }
+            AssemblyError::Gmg(error) => Self::Gmg(error),
+        }
+    }
 }

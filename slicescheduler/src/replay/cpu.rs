@@ -5,7 +5,6 @@
 //! the same prompt under every policy, and must have the same answer.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
@@ -37,7 +36,8 @@ const TOKEN_BUDGET: u32 = 256;
 
 /// Runs every policy of `scenario` on lanes of this machine, one after the other, in real time.
 ///
-/// `clock` must go on by itself. Also returns how many requests were answered under every policy.
+/// `clock` must go on by itself. Answers to requests that completed under every policy are compared: see
+/// [`PolicySummary::tokens_hash`](crate::report::PolicySummary::tokens_hash).
 ///
 /// # Errors
 /// If the scenario is impossible, a trace is damaged, or there are no threads or no memory.
@@ -62,10 +62,12 @@ pub fn replay_on_cpu(
     let common: Vec<_> = answers.first().into_iter().flatten().map(|(&key, _)| key).collect();
     let common: Vec<_> = common.into_iter().filter(|key| answers.iter().all(|of| of.contains_key(key))).collect();
     for (run, answers) in runs.iter_mut().zip(&answers) {
-        let mut hasher = DefaultHasher::new();
-        common.iter().for_each(|key| (key, answers.get(key)).hash(&mut hasher));
+        let mut hash = Fnv::default();
+        for key in &common {
+            hash.add(answers.get(key).copied().unwrap_or(0));
+        }
         run.summary.answers_compared = Some(common.len() as u64);
-        run.summary.tokens_hash = Some(format!("{:016x}", hasher.finish()));
+        run.summary.tokens_hash = Some(format!("{:016x}", hash.0));
     }
     Ok((summary(&scenario, name, true, &runs), runs))
 }
@@ -92,6 +94,23 @@ fn for_cpu(scenario: &Scenario) -> Scenario {
         }
     }
     scenario
+}
+
+/// FNV-1a over the bytes of numbers: the same on every machine and in every release.
+struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Fnv {
+    fn add(&mut self, number: u64) {
+        for byte in number.to_le_bytes() {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
 }
 
 /// A clock that starts at zero.
@@ -131,7 +150,7 @@ impl CpuReplay {
         let mut models = Vec::new();
         for (tenant, &id) in scenario.tenants.iter().zip(&setup.models) {
             let Some(model) = view.model(id) else { continue };
-            let weights = SeededWeights::new(scenario.seed);
+            let weights = SeededWeights::new(Seed(scenario.seed).derive(u64::from(id.0)).0);
             models.push((id, DecoderModel::new(&tenant.model, model.template.clone(), &weights)?));
         }
         let world = CpuWorld::new(view, models, clock, &StdThreads, CpuWorldOptions::default())?;
@@ -179,9 +198,9 @@ impl ReplayWorld for CpuReplay {
         if let Some(asked) = self.asked.remove(&request) {
             let tokens = self.world.tokens(request);
             if tokens.len() as u32 == asked.output {
-                let mut hasher = DefaultHasher::new();
-                tokens.hash(&mut hasher);
-                self.answers.insert((asked.tenant.0, asked.number), hasher.finish());
+                let mut hash = Fnv::default();
+                tokens.iter().for_each(|&token| hash.add(u64::from(token)));
+                self.answers.insert((asked.tenant.0, asked.number), hash.0);
             }
         }
         self.world.forget(request);

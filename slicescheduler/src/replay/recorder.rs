@@ -222,7 +222,7 @@ impl Recorder {
 
     fn ran(&mut self, piece: &Piece, view: View<'_>) {
         let Piece { job, lane, start, finish, ref ops, recalled } = *piece;
-        let operators = ops.end - ops.start;
+        let operators = ops.end.saturating_sub(ops.start);
         let Some(spec) = view.job(job).map(|job| &job.spec) else { return };
         let device = lane.device.index();
         let tenant = spec.key.tenant;

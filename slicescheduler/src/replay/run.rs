@@ -39,7 +39,9 @@ impl ReplayWorld for SimWorld {
         Ok(())
     }
 
-    fn forget(&mut self, _request: RequestId) {}
+    fn forget(&mut self, request: RequestId) {
+        SimWorld::forget(self, request);
+    }
 }
 
 /// After the last arrival, latency-sensitive requests get this long to end.
@@ -188,15 +190,16 @@ fn enter<W: ReplayWorld>(
     prompt: u32,
     output: u32,
     recorder: &mut Recorder,
-) -> Result<(), ReplayError> {
+) -> Result<RequestId, ReplayError> {
     let id = driver.gmg().next_request_id();
     driver.world_mut().prepare(id, tenant, prompt, output).map_err(DriverError::World)?;
     recorder.arrived(tenant, arrival);
     let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
-    driver.submit(request, recorder)?;
-    Ok(())
+    Ok(driver.submit(request, recorder)?)
 }
 
+/// Fills every backlog's window. A request that is lost at once leaves its place empty until the next
+/// event: a backlog has no end, and it may be that none of its requests can be served.
 fn top_up<W: ReplayWorld>(
     driver: &mut Driver<W>,
     feed: &mut Feed,
@@ -206,7 +209,10 @@ fn top_up<W: ReplayWorld>(
     for Backlog { tenant, requests } in &mut feed.backlogs {
         while driver.batching().get(tenant.index()).is_some_and(Batcher::has_room) {
             let Some((prompt, output)) = requests.next() else { break };
-            enter(driver, *tenant, now, prompt, output, recorder)?;
+            let id = enter(driver, *tenant, now, prompt, output, recorder)?;
+            if driver.gmg().view().request(id).is_none() {
+                break;
+            }
         }
     }
     Ok(())

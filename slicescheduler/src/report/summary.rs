@@ -103,9 +103,9 @@ pub struct TenantSummary {
     pub class: String,
     /// Share of its requests that violated the service level; zero for best-effort tenants.
     pub sla_violation_rate: f64,
-    /// Time to first token.
+    /// Time to first token, over the requests that completed.
     pub ttft_ms: LatencyFigures,
-    /// Mean time per output token after the first, per request.
+    /// Mean time per output token after the first, per request that completed.
     pub tpot_ms: LatencyFigures,
     /// Input and output tokens per second.
     pub token_throughput: f64,

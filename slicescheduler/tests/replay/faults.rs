@@ -9,7 +9,7 @@ use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::{DeviceId, RequestId};
 use slicescheduler_gmg::units::Nanos;
 
-use crate::rig::{Driven, Faults, POLICIES, ROOMY, TIGHT, Watched, driven, small};
+use crate::rig::{Driven, Faults, POLICIES, ROOMY, TIGHT, Watched, as_they_are, driven, replayed, small};
 
 /// Batching and graph agree on who holds how many blocks where.
 fn ledgers_agree(driver: &Driver<Watched>) {
@@ -51,12 +51,14 @@ fn nobody_vanished(run: &Driven<Watched>) {
 
 fn checked(usable: f64, seed: u64, policy: &str, faults: &Faults) -> Driven<Watched> {
     let scenario = small(usable, Nanos::secs(6), seed);
-    let world = |setup: &Setup| Watched::new(&scenario, setup, faults, Box::new(|_, output| output));
+    let world = |setup: &Setup| Watched::new(&scenario, setup, faults, as_they_are());
     let run = driven(&scenario, policy, world, Nanos::secs(20), ledgers_agree);
     nobody_vanished(&run);
     assert_eq!(run.driver.counters().divergences, 0, "{policy}");
     let complaints = &run.driver.world().witness.complaints;
     assert!(complaints.is_empty(), "{policy}: {complaints:#?}");
+    let explained = |reason: &RequestError| matches!(reason, RequestError::Failed(_) | RequestError::NoDevice);
+    assert!(run.lost.iter().all(|lost| explained(&lost.reason)), "{policy}: {:?}", run.lost);
     run
 }
 
@@ -90,14 +92,35 @@ fn tenants_with_a_device_left_complete_everything() {
 }
 
 #[test]
-fn slice_fill_serves_a_tenant_without_devices_on_those_of_others() {
-    let faults = Faults { devices: vec![(Nanos::secs(2), DeviceId(0))], jobs_one_in: 0 };
-    let after = |run: &Driven<Watched>| {
-        let of_code = run.completed.iter().filter(|done| done.tenant.0 == 0);
-        of_code.filter(|done| done.last_token > Nanos::secs(3)).count()
-    };
-    assert_eq!(after(&checked(ROOMY, 11, "static", &faults)), 0);
-    assert!(after(&checked(ROOMY, 11, "slice-fill", &faults)) > 0);
+fn requests_of_a_tenant_without_devices_end_with_a_reason_and_others_go_on() {
+    let lost_at = Nanos::secs(2);
+    for (tenant, devices) in [(0, vec![0]), (3, vec![3, 4])] {
+        let devices = devices.into_iter().map(|device| (lost_at, DeviceId(device))).collect();
+        let faults = Faults { devices, jobs_one_in: 0 };
+        for policy in POLICIES {
+            let run = checked(ROOMY, 11, policy, &faults);
+            assert!(run.lost.len() > 10, "{policy}: {}", run.lost.len());
+            for lost in &run.lost {
+                assert_eq!((lost.tenant.0, &lost.reason), (tenant, &RequestError::NoDevice), "{policy}");
+            }
+            let late = |arrival: Nanos, of: u32| of == tenant && arrival >= lost_at;
+            assert!(!run.completed.iter().any(|done| late(done.arrival, done.tenant.0)), "{policy}");
+            assert_eq!(run.completed.len() + run.lost.len(), run.submitted.len(), "{policy}");
+        }
+    }
+}
+
+#[test]
+fn a_replay_goes_on_when_tenants_lose_every_device() {
+    let devices = [0, 3, 4].map(|device| (Nanos::secs(2), DeviceId(device))).to_vec();
+    let faults = Faults { devices, jobs_one_in: 0 };
+    for policy in POLICIES {
+        let (record, seen) = replayed(&small(ROOMY, Nanos::secs(10), 3), policy, &faults, as_they_are());
+        assert!(seen.complaints.is_empty(), "{policy}: {:#?}", seen.complaints);
+        let [code, _, conv, _] = record.summary.tenants.as_slice() else { panic!("four tenants") };
+        assert!(code.sla_violation_rate > 0.3, "{policy}: those that were lost violate: {code:?}");
+        assert!(conv.completed > 0, "{policy}: {conv:?}");
+    }
 }
 
 #[test]

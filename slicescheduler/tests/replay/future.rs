@@ -3,14 +3,10 @@
 use proptest::prelude::*;
 use slicescheduler_gmg::units::Nanos;
 
-use crate::rig::{Lengths, POLICIES, ROOMY, TIGHT, replayed, small};
+use crate::rig::{Faults, Lengths, POLICIES, ROOMY, TIGHT, as_they_are, replayed, small};
 use crate::witness::{Decided, Witness};
 
 const LENGTH: Nanos = Nanos::secs(6);
-
-fn as_they_are() -> Lengths {
-    Box::new(|_, output| output)
-}
 
 /// Output lengths of a world that was like the one that `seen` saw until `time`: requests that had
 /// ended keep theirs, all others produce at least one token more than they had.
@@ -45,8 +41,8 @@ proptest! {
     ) {
         let time = Nanos::ms(millis);
         for policy in POLICIES {
-            let (_, whole) = replayed(&small(usable, LENGTH, seed), policy, as_they_are());
-            let (_, cut) = replayed(&small(usable, time, seed), policy, as_they_are());
+            let (_, whole) = replayed(&small(usable, LENGTH, seed), policy, &Faults::default(), as_they_are());
+            let (_, cut) = replayed(&small(usable, time, seed), policy, &Faults::default(), as_they_are());
             let apart = difference(whole.decided_before(time), cut.decided_before(time));
             prop_assert!(apart.is_none(), "{policy}: {apart:?}");
         }
@@ -61,8 +57,8 @@ proptest! {
     ) {
         let (scenario, time) = (small(usable, LENGTH, seed), Nanos::ms(millis));
         for policy in POLICIES {
-            let (_, first) = replayed(&scenario, policy, as_they_are());
-            let (_, second) = replayed(&scenario, policy, another_future(&first, time, change));
+            let (_, first) = replayed(&scenario, policy, &Faults::default(), as_they_are());
+            let (_, second) = replayed(&scenario, policy, &Faults::default(), another_future(&first, time, change));
             let apart = difference(first.decided_before(time), second.decided_before(time));
             prop_assert!(apart.is_none(), "{policy}: {apart:?}");
         }
@@ -73,9 +69,10 @@ proptest! {
 fn what_is_changed_does_matter_afterwards() {
     let time = Nanos::secs(3);
     for policy in POLICIES {
-        let (_, first) = replayed(&small(ROOMY, LENGTH, 1), policy, as_they_are());
-        let (_, longer) = replayed(&small(ROOMY, LENGTH, 1), policy, another_future(&first, time, 7));
-        let (_, cut) = replayed(&small(ROOMY, time, 1), policy, as_they_are());
+        let (_, first) = replayed(&small(ROOMY, LENGTH, 1), policy, &Faults::default(), as_they_are());
+        let (_, longer) =
+            replayed(&small(ROOMY, LENGTH, 1), policy, &Faults::default(), another_future(&first, time, 7));
+        let (_, cut) = replayed(&small(ROOMY, time, 1), policy, &Faults::default(), as_they_are());
         assert!(first.decided_before(time).len() > 500, "{policy}: {}", first.decided_before(time).len());
         assert_ne!(first.decided, longer.decided, "{policy}");
         assert_ne!(first.decided, cut.decided, "{policy}");

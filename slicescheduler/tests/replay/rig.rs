@@ -84,6 +84,10 @@ pub(crate) struct Faults {
     pub(crate) jobs_one_in: u64,
 }
 
+pub(crate) fn as_they_are() -> Lengths {
+    Box::new(|_, output| output)
+}
+
 /// The world that `replay` runs in.
 pub(crate) fn simulated(scenario: &Scenario, setup: &Setup) -> SimWorld {
     let options = WorldOptions { seed: scenario.seed, ..WorldOptions::default() };
@@ -179,10 +183,10 @@ fn named(scenario: &Scenario, name: &str) -> Box<dyn slicescheduler_scheduler::p
 }
 
 /// Replays `scenario` under one policy by the loop of `replay` itself.
-pub(crate) fn replayed(scenario: &Scenario, name: &str, lengths: Lengths) -> (RunRecord, Witness) {
+pub(crate) fn replayed(scenario: &Scenario, name: &str, faults: &Faults, lengths: Lengths) -> (RunRecord, Witness) {
     let policy = named(scenario, name);
     let setup = Setup::new(scenario, &*policy).unwrap();
-    let world = Watched::new(scenario, &setup, &Faults::default(), lengths);
+    let world = Watched::new(scenario, &setup, faults, lengths);
     let how = Run { launched_window: WorldOptions::default().launched_window, stopwatch: None };
     let (record, world) = run_policy(scenario, policy, setup, world, &how, &mut Silent).unwrap();
     (record, world.witness)
@@ -235,7 +239,10 @@ pub(crate) fn driven<W: ReplayWorld>(
         for (requests, tenant) in backlogs.iter_mut().filter(|_| now < end) {
             while run.driver.batching()[tenant.index()].has_room() {
                 let (prompt, output) = requests.next().unwrap();
-                run.submit(*tenant, now, prompt, output);
+                let id = run.submit(*tenant, now, prompt, output);
+                if run.driver.gmg().view().request(id).is_none() {
+                    break;
+                }
             }
         }
         let next = arrivals.peek().map_or(end + rest, |(record, _)| record.at);
@@ -251,10 +258,12 @@ pub(crate) fn driven<W: ReplayWorld>(
 }
 
 impl<W: ReplayWorld> Driven<W> {
-    fn submit(&mut self, tenant: TenantId, arrival: Nanos, prompt: u32, output: u32) {
+    fn submit(&mut self, tenant: TenantId, arrival: Nanos, prompt: u32, output: u32) -> RequestId {
         let id = self.driver.gmg().next_request_id();
         self.driver.world_mut().prepare(id, tenant, prompt, output).unwrap();
         let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
-        self.submitted.push(self.driver.submit(request, &mut Nobody).unwrap());
+        self.driver.submit(request, &mut Nobody).unwrap();
+        self.submitted.push(id);
+        id
     }
 }
