@@ -186,7 +186,7 @@ fn actions_that_cannot_be_carried_out_are_refused_with_their_number() {
     assert_eq!(planner.refusal(&[evict.clone(), evict]), "action 1: the weights of model 0 are not on device 0");
     let fetch = Action::prefetch(planner.model, DeviceId(1), Source::Host);
     assert_eq!(planner.refusal(&[fetch]), "action 0: the weights of model 0 are on device 1 already, or on their way");
-    let limits = BatchLimits { tokens: 1, sequences: 1, new_blocks: 1, keep_free: 0 };
+    let limits = BatchLimits { tokens: 1, sequences: 1, new_blocks: 1, keep_free: 0, not_due_before: Nanos::ZERO };
     let replica = slicescheduler_gmg::id::ReplicaId { tenant: slicescheduler_gmg::id::TenantId(0), index: 0 };
     let form = Action::FormBatch { replica, lane: lane(0), limits, rank: Rank::OwnerLatency };
     assert_eq!(planner.refusal(&[form]), "action 0: a batch must be formed before it can be forecast");

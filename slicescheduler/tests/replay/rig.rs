@@ -166,9 +166,9 @@ impl World for Watched {
 }
 
 impl ReplayWorld for Watched {
-    fn prepare(&mut self, request: RequestId, _: TenantId, prompt: u32, output: u32) -> Result<(), WorldError> {
+    fn prepare(&mut self, request: RequestId, tenant: TenantId, prompt: u32, output: u32) -> Result<(), WorldError> {
         let output = (self.lengths)(request, output);
-        self.witness.promised(request, prompt, output);
+        self.witness.promised(tenant, request, prompt, output);
         self.world.reveal(request, output);
         Ok(())
     }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use slicescheduler_gmg::cluster::DeviceSpec;
-use slicescheduler_gmg::id::{DeviceId, JobId, JobKey, LaneId, ModelId, RequestId};
+use slicescheduler_gmg::id::{DeviceId, JobId, JobKey, LaneId, ModelId, RequestId, TenantId};
 use slicescheduler_gmg::job::{JobSpec, Row};
 use slicescheduler_gmg::plan::{Command, Event, Fate, Launch, Rank};
 use slicescheduler_gmg::units::Nanos;
@@ -79,6 +79,8 @@ pub(crate) struct Witness {
     pub(crate) counts: Counts,
     pub(crate) decided: Vec<(Nanos, Decided)>,
     pub(crate) complaints: Vec<String>,
+    /// Every request, in the order of arrival.
+    pub(crate) asked: Vec<(TenantId, RequestId)>,
     /// Every token that came, and whether it was the last of its request.
     tokens: Vec<(Nanos, RequestId, bool)>,
     options: WorldOptions,
@@ -101,6 +103,7 @@ impl Witness {
             counts: Counts::default(),
             decided: Vec::new(),
             complaints: Vec::new(),
+            asked: Vec::new(),
             tokens: Vec::new(),
             options,
             jobs: HashMap::new(),
@@ -134,7 +137,8 @@ impl Witness {
         }
     }
 
-    pub(crate) fn promised(&mut self, request: RequestId, prompt: u32, wanted: u32) {
+    pub(crate) fn promised(&mut self, tenant: TenantId, request: RequestId, prompt: u32, wanted: u32) {
+        self.asked.push((tenant, request));
         self.requests.insert(request, Progress { prompt, wanted: wanted.max(1), ..Progress::default() });
     }
 
