@@ -184,7 +184,7 @@ fn layout(plans: &[Plan<'_>], resident: &[TenantId], usable: Bytes) -> DeviceLay
     DeviceLayout {
         usable,
         weights: residents().map(|plan| plan.member.model.weights.align_up(ALIGN)).sum(),
-        arena: (activations.scale(5, 4) + Bytes::kib(64)).align_up(ALIGN),
+        arena: (activations.scale(5, 4) + Bytes::kib(4)).align_up(ALIGN),
         staging: Bytes::ZERO,
         kv_block: kv_per_token.times(u64::from(block_tokens)),
         kv_block_tokens: block_tokens,

@@ -94,7 +94,12 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             let options = ReplayOptions { stopwatch: Some(clock), ..ReplayOptions::default() };
             replay(&scenario, &name, &options, &mut progress)?
         }
-        Device::Cpu => replay_on_cpu(&scenario, &name, &clock, &mut progress)?,
+        Device::Cpu => {
+            if arguments.scenario.is_some() {
+                eprintln!("note: every model is replaced by the tiny decoder, every device by a lane of this machine");
+            }
+            replay_on_cpu(&scenario, &name, &clock, &mut progress)?
+        }
     };
     progress.finish();
     if let Some(out) = &arguments.out {

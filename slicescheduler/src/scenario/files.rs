@@ -1,5 +1,6 @@
 //! Reading scenario files, and finding the traces that they name.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::raw::RawScenario;
@@ -20,12 +21,13 @@ impl Scenario {
     /// [`ScenarioError`], for the first thing that is wrong.
     pub fn load(file: &Path, data_dir: Option<&Path>) -> Result<Self, ScenarioError> {
         let read_error = |source| ScenarioError::Read { file: file.into(), source };
-        let size = std::fs::metadata(file).map_err(read_error)?.len();
-        if size > LARGEST_FILE {
-            let message = format!("{size} bytes: expected a scenario of at most {LARGEST_FILE} bytes");
+        let mut text = String::new();
+        let opened = std::fs::File::open(file).map_err(read_error)?;
+        opened.take(LARGEST_FILE + 1).read_to_string(&mut text).map_err(read_error)?;
+        if text.len() as u64 > LARGEST_FILE {
+            let message = format!("longer than {LARGEST_FILE} bytes: expected a scenario of at most that");
             return Err(ScenarioError::Syntax { at: Location::file(file), message });
         }
-        let text = std::fs::read_to_string(file).map_err(read_error)?;
         Self::parse(&text, file, data_dir)
     }
 

@@ -21,9 +21,10 @@ use super::{
 };
 use crate::workload::{Lengths, MAX_TOKENS, Shift, TraceFile};
 
-/// Devices in a cluster; far above what a plan is made for, low enough for a typing error to be
-/// noticed before memory runs out.
-const MOST_DEVICES: u64 = 1 << 17;
+/// Devices in a cluster: as many as routes between all of them are computed for in a second or two.
+const MOST_DEVICES: u64 = 1 << 10;
+/// Requests of a backlog that wait at a time.
+const MOST_REQUESTS: u32 = 1 << 16;
 /// The largest dimension of a model.
 const LARGEST_DIM: u32 = 1 << 24;
 
@@ -309,7 +310,13 @@ impl Validator<'_> {
                 }
                 let window = match &workload.window {
                     None => 64,
-                    Some(window) => self.at_least_one(&format!("{key}.window"), window)?,
+                    Some(window) => match *window.get_ref() {
+                        1..=MOST_REQUESTS => *window.get_ref(),
+                        number => {
+                            let expected = format!("a whole number from 1 to {MOST_REQUESTS}");
+                            return Err(self.error(window.span(), &format!("{key}.window"), number, expected));
+                        }
+                    },
                 };
                 Ok(Workload::Backlog { preset: backlog.get_ref().0, window, seed, lengths })
             }

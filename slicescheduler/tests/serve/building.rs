@@ -52,14 +52,14 @@ fn tenants_and_devices_that_do_not_go_together_are_named() {
 #[test]
 fn a_model_that_does_not_fit_is_told_in_bytes() {
     let spec = DenseSpec::tiny();
-    let builder = SliceScheduler::builder().device_memory(Bytes::kib(640)).tenant(tenant("chat"), Llama::tiny(1));
+    let builder = SliceScheduler::builder().device_memory(Bytes::kib(560)).tenant(tenant("chat"), Llama::tiny(1));
     let batching = BatchOptions { token_budget: 64, max_sequences: 4, ..BatchOptions::default() };
     let weights = spec.weight_bytes();
     let kv = spec.kv_bytes_per_token().times(4 * 16);
     let message = refused(builder.batching(batching));
     let (start, rest) = message.split_once(" of activations").unwrap();
     assert!(start.starts_with(&format!(r#"tenant "chat": model tiny needs {weights} of weights, "#)), "{message}");
-    assert_eq!(rest, format!(" and {kv} of KV cache on device cpu/0, which has 640.0 KiB"));
+    assert_eq!(rest, format!(" and {kv} of KV cache on device cpu/0, which has 560.0 KiB"));
 }
 
 #[test]
