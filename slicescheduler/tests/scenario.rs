@@ -180,7 +180,7 @@ fn wrong_values_are_refused_with_place_key_and_what_would_be_right() {
         (
             "count = 2",
             "count = 4000000000",
-            "small.toml:13:11: cluster.nodes[0] is 4000000000 x 2 devices: expected at most 131072 devices in the cluster",
+            "small.toml:13:11: cluster.nodes[0] is 4000000000 x 2 devices: expected at most 1024 devices in the cluster",
         ),
         (
             "\"400GB/s\"",
