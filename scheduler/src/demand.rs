@@ -45,9 +45,6 @@ pub trait Demand {
     /// A replica by its name.
     fn replica(&self, replica: ReplicaId) -> Option<ReplicaInfo>;
 
-    /// How many replicas `tenant` has.
-    fn replica_count(&self, tenant: TenantId) -> u32;
-
     /// What waits for a replica of `tenant`; [`None`] if nothing does.
     fn waiting(&self, tenant: TenantId) -> Option<Waiting>;
 
@@ -78,10 +75,6 @@ impl Demand for Vec<Batcher> {
             running: replica.running().len() as u32,
             in_flight: replica.is_in_flight(),
         })
-    }
-
-    fn replica_count(&self, tenant: TenantId) -> u32 {
-        self.get(tenant.index()).map_or(0, |batcher| batcher.replicas().len() as u32)
     }
 
     fn waiting(&self, tenant: TenantId) -> Option<Waiting> {

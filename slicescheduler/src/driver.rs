@@ -10,6 +10,7 @@
 //! [`Driver::step`] lends both. A pass is deterministic, so a replay with one seed is one sequence
 //! of decisions.
 
+mod carry_out;
 mod ending;
 mod error;
 mod measure;
@@ -17,11 +18,11 @@ mod measure;
 use std::sync::Arc;
 
 use slicescheduler_gmg::delta::NewRequest;
-use slicescheduler_gmg::id::{DeviceId, JobId, JobKey, LaneId, ReplicaId, RequestId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, JobId, RequestId, TenantId};
 use slicescheduler_gmg::job::{JobSpec, StoredState};
-use slicescheduler_gmg::plan::{Action, BatchLimits, Clock, Ended, Event, Observer, Plan, Rank, WhatIf, Work, World};
+use slicescheduler_gmg::plan::{Action, Clock, Ended, Event, Observer, Plan, WhatIf, World};
 use slicescheduler_gmg::units::Nanos;
-use slicescheduler_gmg::{Applied, Delta, Effect, Gmg, GmgError, GmgView, Intent};
+use slicescheduler_gmg::{Applied, Delta, Effect, Gmg, GmgView, Intent};
 use slicescheduler_scheduler::batching::{Batcher, Completed, Sequence};
 use slicescheduler_scheduler::policy::{Budget, Context, Policy};
 
@@ -403,132 +404,5 @@ impl<W: World> Driver<W> {
         let wake = plan.wake_at.map(|wake| wake.max(self.now));
         self.wake_at = wake.into_iter().chain(self.wake_at).min();
         self.carry_out(plan, observer)
-    }
-
-    fn carry_out(&mut self, plan: Plan, observer: &mut dyn Observer) -> Result<(), DriverError> {
-        let based_on = plan.based_on;
-        for action in plan.actions {
-            let action = match action {
-                Action::FormBatch { replica, lane, limits, rank } => match self.form(replica, lane, limits, rank)? {
-                    Some(action) => action,
-                    None => continue,
-                },
-                Action::EvictSequences { replica, blocks } => {
-                    self.evict(replica, blocks)?;
-                    continue;
-                }
-                Action::Cancel { job } => {
-                    let key = self.gmg.view().job(job).map(|job| job.spec.key);
-                    if let Some(key) = key.filter(|_| self.is_off_lanes(job)) {
-                        self.abandon(key);
-                    }
-                    action
-                }
-                action => action,
-            };
-            self.accept(Plan { based_on, actions: [action].into_iter().collect(), wake_at: None }, observer)?;
-        }
-        Ok(())
-    }
-
-    /// The iteration that a job stands for will not be completed.
-    fn abandon(&mut self, key: JobKey) {
-        if let Some(batcher) = self.batching.get_mut(key.tenant as usize) {
-            batcher.abandon_iteration(key);
-        }
-    }
-
-    /// A job that was recalled and cannot go on is given up: its iteration is formed again.
-    fn give_up(&mut self, job: JobId) -> Result<(), DriverError> {
-        let Some(key) = self.gmg.view().job(job).filter(|job| !job.is_dispatched()).map(|job| job.spec.key) else {
-            return Ok(());
-        };
-        self.abandon(key);
-        self.apply(Intent::Cancel { job })?;
-        self.apply(Intent::Retire { job })
-    }
-
-    fn is_off_lanes(&self, job: JobId) -> bool {
-        self.gmg.view().job(job).is_some_and(|job| !job.is_dispatched())
-    }
-
-    fn accept(&mut self, plan: Plan, observer: &mut dyn Observer) -> Result<(), DriverError> {
-        let accepted = self.gmg.accept(plan);
-        for applied in &accepted.applied {
-            self.what_if.observe(applied, self.gmg.view())?;
-        }
-        for dropped in accepted.dropped {
-            self.counters.dropped += 1;
-            if let Action::Run { work: Work::Existing { job, .. }, .. } = dropped.action {
-                self.give_up(job)?;
-                continue;
-            }
-            let Action::Run { work: Work::New(spec), rank, .. } = &dropped.action else { continue };
-            if let Some(batcher) = self.batching.get_mut(spec.key.tenant as usize) {
-                batcher.withdraw_iteration(spec);
-            }
-            let owner = matches!(rank, Rank::OwnerLatency | Rank::OwnerBestEffort);
-            if owner && matches!(dropped.reason, GmgError::NoMemory { .. }) {
-                self.counters.memory_violations += 1;
-            }
-        }
-        for command in &accepted.commands {
-            self.world.enqueue(command, self.gmg.view())?;
-            observer.on_command(self.now, command, self.gmg.view());
-        }
-        Ok(())
-    }
-
-    /// Lets a replica form its next iteration.
-    fn form(
-        &mut self,
-        replica: ReplicaId,
-        lane: LaneId,
-        limits: BatchLimits,
-        rank: Rank,
-    ) -> Result<Option<Action>, DriverError> {
-        let Some(batcher) = self.batching.get_mut(replica.tenant.index()) else { return Ok(None) };
-        let mut preempted = std::mem::take(&mut self.preempted);
-        let formed = batcher.form(replica.index, limits, &mut preempted);
-        let plan = batcher.latest_plan();
-        let short = match rank {
-            Rank::OwnerLatency => plan.preempted > 0 || plan.short_of_blocks,
-            Rank::OwnerBestEffort => plan.preempted > 0,
-            Rank::GuestLatency | Rank::GuestBestEffort => false,
-        };
-        if short {
-            let view = self.gmg.view();
-            let kv = view.memory(lane.device).map(|memory| memory.kv());
-            if kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(replica.tenant)) {
-                self.counters.memory_violations += 1;
-            }
-        }
-        self.release(&mut preempted)?;
-        self.preempted = preempted;
-        Ok(formed.map(|spec| Action::Run { work: Work::New(Box::new(spec)), lane, rank }))
-    }
-
-    fn evict(&mut self, replica: ReplicaId, blocks: u32) -> Result<(), DriverError> {
-        let Some(batcher) = self.batching.get_mut(replica.tenant.index()) else { return Ok(()) };
-        let mut preempted = std::mem::take(&mut self.preempted);
-        batcher.evict(replica.index, blocks, &mut preempted);
-        self.release(&mut preempted)?;
-        self.preempted = preempted;
-        Ok(())
-    }
-
-    /// Frees the KV sequences of preempted requests, and ends those that grew beyond every device.
-    fn release(&mut self, preempted: &mut Vec<(RequestId, DeviceId)>) -> Result<(), DriverError> {
-        for (request, device) in preempted.drain(..) {
-            let Some(tenant) = self.gmg.view().request(request).map(|request| request.tenant) else { continue };
-            self.apply(Intent::ReleaseKv { request, device })?;
-            let batcher = &self.batching[tenant.index()];
-            let tokens = batcher.waiting().iter().find(|waiting| waiting.request == request).map(Sequence::tokens);
-            if let Some(reason) = tokens.and_then(|tokens| self.never_fits(tenant, tokens)) {
-                self.batching[tenant.index()].withdraw(request);
-                self.lose(request, tenant, reason)?;
-            }
-        }
-        Ok(())
     }
 }
