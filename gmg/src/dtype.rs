@@ -27,6 +27,14 @@ pub enum DType {
     I8,
     /// An unsigned 8-bit integer.
     U8,
+    /// IEEE 754 binary64.
+    F64,
+    /// A signed 64-bit integer.
+    I64,
+    /// A signed 16-bit integer.
+    I16,
+    /// A truth value in a byte.
+    Bool,
     /// Blocks of 32 eight-bit integers with an `F16` scale: 34 bytes.
     Q8_0,
     /// Blocks of 32 four-bit integers with an `F16` scale: 18 bytes.
@@ -38,7 +46,7 @@ pub enum DType {
 /// The arithmetic unit that a product with operands of some [`DType`] runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ComputeClass {
-    /// Single precision.
+    /// Single precision, and everything that has no faster unit.
     F32,
     /// Half precision (`F16`, `BF16`), and quantized types, which are widened to it.
     Half,
@@ -59,8 +67,9 @@ impl DType {
     pub const fn block_bytes(self) -> Bytes {
         Bytes(match self {
             Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::F16 | Self::BF16 => 2,
-            Self::F8 | Self::I8 | Self::U8 => 1,
+            Self::F64 | Self::I64 => 8,
+            Self::F16 | Self::BF16 | Self::I16 => 2,
+            Self::F8 | Self::I8 | Self::U8 | Self::Bool => 1,
             Self::Q8_0 => 34,
             Self::Q4_0 => 18,
             Self::Q4_1 => 20,
@@ -84,7 +93,7 @@ impl DType {
 
     /// True for plain integers, which hold ids and not values.
     pub const fn is_integer(self) -> bool {
-        matches!(self, Self::I32 | Self::U32 | Self::I8 | Self::U8)
+        matches!(self, Self::I64 | Self::I32 | Self::U32 | Self::I16 | Self::I8 | Self::U8 | Self::Bool)
     }
 
     /// The unit that products of this type run on; integers count as [`ComputeClass::F32`].
@@ -92,7 +101,15 @@ impl DType {
         match self {
             Self::F16 | Self::BF16 | Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => ComputeClass::Half,
             Self::F8 => ComputeClass::F8,
-            Self::F32 | Self::I32 | Self::U32 | Self::I8 | Self::U8 => ComputeClass::F32,
+            Self::F64
+            | Self::F32
+            | Self::I64
+            | Self::I32
+            | Self::U32
+            | Self::I16
+            | Self::I8
+            | Self::U8
+            | Self::Bool => ComputeClass::F32,
         }
     }
 }
@@ -108,6 +125,10 @@ impl fmt::Display for DType {
             Self::U32 => "u32",
             Self::I8 => "i8",
             Self::U8 => "u8",
+            Self::F64 => "f64",
+            Self::I64 => "i64",
+            Self::I16 => "i16",
+            Self::Bool => "bool",
             Self::Q8_0 => "q8_0",
             Self::Q4_0 => "q4_0",
             Self::Q4_1 => "q4_1",

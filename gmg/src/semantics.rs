@@ -4,11 +4,13 @@
 //! read once and every output written once. Cost models turn them into time.
 
 pub(crate) mod builtin;
+mod recorded;
 
 use std::fmt;
 use std::ops::{Add, AddAssign};
 use std::sync::Arc;
 
+pub use recorded::Recorded;
 use smallvec::SmallVec;
 
 use crate::dtype::DType;

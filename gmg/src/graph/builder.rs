@@ -76,6 +76,8 @@ pub(super) enum Definition {
 pub(super) struct DraftOp {
     pub(super) name: Box<str>,
     pub(super) kind: OpKind,
+    /// Its own meaning, which goes before that of its kind.
+    pub(super) semantics: Option<Arc<dyn OpSemantics>>,
     pub(super) inputs: SmallVec<[TensorRef; 3]>,
     pub(super) outputs: SmallVec<[TensorRef; 1]>,
     pub(super) segment: u32,
@@ -154,6 +156,30 @@ impl OpGraphBuilder {
 
     /// Adds an operator.
     pub fn op(&mut self, name: &str, kind: OpKind, inputs: &[TensorRef], outputs: &[TensorRef]) -> OpRef {
+        self.add(name, kind, None, inputs, outputs)
+    }
+
+    /// Adds an operator of the custom kind `kind` with a meaning of its own, such as
+    /// [`Recorded`](crate::semantics::Recorded): operators of one kind need not cost alike.
+    pub fn op_with(
+        &mut self,
+        name: &str,
+        kind: &Arc<str>,
+        semantics: Arc<dyn OpSemantics>,
+        inputs: &[TensorRef],
+        outputs: &[TensorRef],
+    ) -> OpRef {
+        self.add(name, OpKind::Custom(Arc::clone(kind)), Some(semantics), inputs, outputs)
+    }
+
+    fn add(
+        &mut self,
+        name: &str,
+        kind: OpKind,
+        semantics: Option<Arc<dyn OpSemantics>>,
+        inputs: &[TensorRef],
+        outputs: &[TensorRef],
+    ) -> OpRef {
         let continues = self.scope.is_some() || self.segments.last().is_some_and(Option::is_none);
         if !continues {
             self.segments.push(None);
@@ -162,6 +188,7 @@ impl OpGraphBuilder {
         self.ops.push(DraftOp {
             name: name.into(),
             kind,
+            semantics,
             inputs: inputs.into(),
             outputs: outputs.into(),
             segment: self.segments.len() as u32 - 1,
@@ -234,6 +261,15 @@ impl OpGraphBuilder {
         }
         let checked = validate::check(&self)?;
         resolve::graph(self, &checked)
+    }
+
+    /// The meaning of an operator of a custom kind, if somebody said it.
+    pub(super) fn semantics_of<'d>(&'d self, op: &'d DraftOp) -> Option<&'d Arc<dyn OpSemantics>> {
+        let of_kind = || match &op.kind {
+            OpKind::Custom(kind) => self.semantics.get(kind),
+            _ => None,
+        };
+        op.semantics.as_ref().or_else(of_kind)
     }
 
     fn define(&mut self, definition: Definition) -> TensorRef {

@@ -1,13 +1,13 @@
 //! What operators wait for, and an order that respects it.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 
 use super::builder::Definition;
 use super::{GraphError, OpGraphBuilder, OpRef, Role, TensorRef};
 
 /// What `op` must wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Dependency {
     /// An operator of the same repetition.
     Same(OpRef),
@@ -111,13 +111,12 @@ fn caches(draft: &OpGraphBuilder, dependencies: &mut [Vec<Dependency>]) {
 
 /// Removes what is said twice, so that every operator is named once in every repetition.
 fn reduce(dependencies: &mut Vec<Dependency>) {
-    let all = std::mem::take(dependencies);
-    for dependency in &all {
-        let implied = matches!(*dependency, Dependency::AtStart(on) if all.contains(&Dependency::Always(on)));
-        if !implied && !dependencies.contains(dependency) {
-            dependencies.push(*dependency);
-        }
-    }
+    let all: HashSet<Dependency> = dependencies.iter().copied().collect();
+    let mut kept = HashSet::with_capacity(all.len());
+    dependencies.retain(|&dependency| {
+        let implied = matches!(dependency, Dependency::AtStart(on) if all.contains(&Dependency::Always(on)));
+        !implied && kept.insert(dependency)
+    });
 }
 
 /// Kahn's algorithm per segment; among operators that are ready, the one that was added first.

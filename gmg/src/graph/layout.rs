@@ -23,6 +23,10 @@ use crate::units::Bytes;
 /// Offsets are multiples of this many bytes, the strictest alignment that kernels ask for.
 const ALIGNMENT: u64 = 256;
 
+/// Buffers that a tensor is tried in, the smallest ones: models have a handful in all, and a graph
+/// with thousands of long-lived tensors is laid out in linear time.
+const TRIED: usize = 256;
+
 /// No buffer: the tensor does not live in the arena.
 const NONE: u32 = u32::MAX;
 
@@ -121,8 +125,9 @@ impl BufferPlan {
         let mut occupied: Vec<Occupied> = Vec::new();
         for unit in &units {
             // Sizes descend, so the last buffer is the smallest.
-            let free = occupied.iter().rposition(|taken| taken.is_free(&unit.intervals));
-            let buffer = free.unwrap_or_else(|| {
+            let tried = occupied.len().saturating_sub(TRIED);
+            let free = occupied[tried..].iter().rposition(|taken| taken.is_free(&unit.intervals));
+            let buffer = free.map(|place| tried + place).unwrap_or_else(|| {
                 occupied.push(Occupied::default());
                 plan.buffers.push(smallvec![]);
                 occupied.len() - 1

@@ -202,7 +202,7 @@ fn cost(draft: &OpGraphBuilder, op: OpRef) -> Result<SlotCost, GraphError> {
     let inputs: Vec<_> = from.inputs.iter().map(|&input| draft.type_of(input)).collect();
     let outputs: Vec<_> = from.outputs.iter().map(|&output| draft.type_of(output)).collect();
     let custom = match &from.kind {
-        OpKind::Custom(name) => draft.semantics.get(name).cloned().map(SlotCost::Custom),
+        OpKind::Custom(_) => draft.semantics_of(from).cloned().map(SlotCost::Custom),
         _ => None,
     };
     custom

@@ -259,7 +259,7 @@ fn types(draft: &OpGraphBuilder, op: &DraftOp) -> Result<(), GraphError> {
     let kind = || op.kind.to_string();
     let inputs: SmallVec<[&Tensor; 8]> = op.inputs.iter().map(|&input| draft.type_of(input)).collect();
     let given: Result<Outputs, _> = match (&op.kind, builtin::outputs(&op.kind, &inputs)) {
-        (OpKind::Custom(custom), _) => match draft.semantics.get(custom) {
+        (OpKind::Custom(_), _) => match draft.semantics_of(op) {
             Some(semantics) => semantics.outputs(&inputs),
             None => {
                 return Err(GraphError::UnknownKind { op: name(), kind: kind() });
