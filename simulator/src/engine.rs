@@ -50,6 +50,7 @@ mod tournament;
 
 pub use memory::MemoryState;
 pub use node::{CostRef, DeviceRef, Hold, LaneRef, LinkRef, Node, NodeRef, Ran};
+pub use tournament::Tournament;
 
 use slicescheduler_gmg::memory::ByteKind;
 use slicescheduler_gmg::plan::{Rank, Shortage};
@@ -60,7 +61,6 @@ use lane::Lane;
 use memory::Tracked;
 use network::Network;
 use node::{NONE, Phase, Span, State};
-use tournament::Tournament;
 
 /// The last node of a watched lane ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 
-use super::tournament::NEVER;
+use super::tournament::Tournament;
 
 const PER_BYTE: u128 = 1_000_000_000;
 
@@ -92,10 +92,10 @@ impl Network {
             }
             match flow.left.div_ceil(u128::from(flow.rate.max(1))) {
                 0 => self.at.max(floor),
-                left => (self.at + Nanos(u64::try_from(left).unwrap_or(NEVER))).max(floor),
+                left => (self.at + Nanos(u64::try_from(left).unwrap_or(Tournament::NEVER))).max(floor),
             }
         };
-        self.flows.iter().map(|flow| event(flow).get()).min().unwrap_or(NEVER)
+        self.flows.iter().map(|flow| event(flow).get()).min().unwrap_or(Tournament::NEVER)
     }
 
     fn advance(&mut self, now: Nanos) {

@@ -3,7 +3,7 @@
 use slicescheduler_gmg::units::Nanos;
 
 use super::node::{NONE, Phase, Span, State};
-use super::tournament::NEVER;
+use super::tournament::Tournament;
 use super::{Drained, Edge, Engine, LaneRef, NodeRef, Timer};
 
 impl Engine {
@@ -76,7 +76,7 @@ impl Engine {
     }
 
     fn set_timer(&mut self) {
-        let next = self.timers.get(self.timer).map_or(NEVER, |(at, _)| at.get());
+        let next = self.timers.get(self.timer).map_or(Tournament::NEVER, |(at, _)| at.get());
         self.events.set(self.timers_source(), next);
     }
 
@@ -122,7 +122,7 @@ impl Engine {
     /// The lane runs nothing and will choose again.
     fn stop(&mut self, lane: u32) {
         self.lanes[lane as usize].running = NONE;
-        self.events.set(lane, NEVER);
+        self.events.set(lane, Tournament::NEVER);
         self.unsettle(lane);
     }
 
