@@ -31,7 +31,10 @@ pub enum Confidence {
     /// Between measured dims.
     Interpolated,
     /// Beyond the measured dims.
-    Extrapolated,
+    Extrapolated {
+        /// How far, in percent of the nearest measured dim; at least 1, summed over the dims.
+        percent: u32,
+    },
     /// From a formula, without measurements.
     Modelled,
 }

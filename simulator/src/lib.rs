@@ -42,6 +42,7 @@
 //! |---|---|
 //! | [`cost`] | how long operators take: [`CostModel`], [`Roofline`], [`JobCost`] |
 //! | [`engine`] | lanes, links and memory over time, from scratch |
+//! | [`profile`] | measured durations: tables, interpolation, readers of profile files |
 //! | [`timeline`] | the kept forecast of a graph: [`Timeline`], which implements [`WhatIf`](slicescheduler_gmg::plan::WhatIf) |
 //! | [`world`] | what really happens in a replay: durations, noise and output lengths that forecasts never see |
 
@@ -49,6 +50,7 @@
 
 pub mod cost;
 pub mod engine;
+pub mod profile;
 pub mod timeline;
 pub mod world;
 
