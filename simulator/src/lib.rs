@@ -42,6 +42,7 @@
 //! |---|---|
 //! | [`cost`] | how long operators take: [`CostModel`], [`Roofline`], [`JobCost`] |
 //! | [`engine`] | lanes, links and memory over time, from scratch |
+//! | [`incremental`] | a fixed order per lane: schedules of millions of operators, what-if in microseconds |
 //! | [`profile`] | measured durations: tables, interpolation, readers of profile files |
 //! | [`timeline`] | the kept forecast of a graph: [`Timeline`], which implements [`WhatIf`](slicescheduler_gmg::plan::WhatIf) |
 //! | [`world`] | what really happens in a replay: durations, noise and output lengths that forecasts never see |
@@ -50,6 +51,7 @@
 
 pub mod cost;
 pub mod engine;
+pub mod incremental;
 pub mod profile;
 pub mod timeline;
 pub mod world;

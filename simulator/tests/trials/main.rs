@@ -1,0 +1,8 @@
+//! Differential: trials on schedules against a computation from scratch by another rule: values are
+//! raised until nothing changes any more.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod model;
+mod properties;
+mod rules;
