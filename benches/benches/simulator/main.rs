@@ -8,6 +8,7 @@
 mod full;
 mod queue;
 mod support;
+mod what_if;
 
 use slicescheduler_benches::{Target, print_and_write};
 
@@ -17,7 +18,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 type Rows = fn() -> Outcome<Vec<Target>>;
 
 /// The groups of rows, in the order in which they run.
-const GROUPS: [(&str, Rows); 2] = [("queue", queue::rows), ("full", full::rows)];
+const GROUPS: [(&str, Rows); 3] = [("queue", queue::rows), ("full", full::rows), ("what-if", what_if::rows)];
 
 fn main() -> Outcome<()> {
     let chosen: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
