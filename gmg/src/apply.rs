@@ -26,7 +26,5 @@ fn complete<S: Store>(store: &mut S, id: JobId) {
 
 fn free_activations<S: Store>(store: &mut S, id: JobId) {
     let Some((device, region)) = store.job_mut(id).and_then(|job| job.arena.take()) else { return };
-    if let Some(memory) = store.memory_mut(device) {
-        memory.release_arena(region);
-    }
+    store.release_arena(device, region);
 }

@@ -12,7 +12,7 @@ use crate::job::JobSpec;
 use crate::memory::DeviceLayout;
 use crate::plan::{Accepted, Plan};
 use crate::snapshot::{Publisher, Snapshot};
-use crate::state::{State, Store};
+use crate::state::{Recorded, State, Store};
 use crate::tenant::{Container, Model, Tenant};
 use crate::view::{GmgView, View};
 
@@ -76,14 +76,12 @@ impl Gmg {
     /// is never refused: see [`Effect::Diverged`].
     pub fn apply(&mut self, delta: impl Into<Delta>) -> Result<Applied, GmgError> {
         let delta = delta.into();
-        let effect = match &delta {
-            Delta::Intent(intent) => intend(&mut self.state, intent)?,
-            Delta::Observed(event) => observe(&mut self.state, event),
+        let state = &mut self.state;
+        let effect = match self.publisher.listening() {
+            Some(changes) => change(&mut Recorded { state, changes }, &delta)?,
+            None => change(state, &delta)?,
         };
-        let version = Version(self.state.version.0 + 1);
-        self.state.set_version(version);
-        self.publisher.record(&delta);
-        Ok(Applied { version, delta, effect })
+        Ok(Applied { version: self.state.version, delta, effect })
     }
 
     /// Reserves what the plan needs and drops what is stale or does not fit, each with a reason.
@@ -92,8 +90,8 @@ impl Gmg {
         accept(self, plan)
     }
 
-    /// Publishes the graph as it is now. The first call copies the tables; later calls replay the
-    /// deltas since the last but one publication, unless a reader still holds that one.
+    /// Publishes the graph as it is now. The first calls copy the tables; later ones bring the copy that
+    /// no reader holds up to date. O(what changed since).
     pub fn publish(&mut self) -> Snapshot {
         self.publisher.publish(&self.state)
     }
@@ -146,6 +144,16 @@ impl Gmg {
     pub fn next_request_id(&self) -> RequestId {
         self.state.next_request_id()
     }
+}
+
+/// Applies `delta` and counts it.
+fn change<S: Store>(store: &mut S, delta: &Delta) -> Result<Effect, GmgError> {
+    let effect = match delta {
+        Delta::Intent(intent) => intend(store, intent)?,
+        Delta::Observed(event) => observe(store, event),
+    };
+    store.set_version(Version(store.version().0 + 1));
+    Ok(effect)
 }
 
 impl Effect {

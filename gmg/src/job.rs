@@ -4,16 +4,21 @@
 //! disturbs is one segment through its whole life, which makes it a macro-operator for everyone
 //! who reads it; a cut splits the segment at the operator where it happened.
 
-use std::ops::Range;
+mod op_state;
+mod segments;
+
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::graph::OpGraph;
-use crate::id::{DeviceId, JobId, JobKey, LaneId, ModelId, OpIndex, RequestId};
+use crate::id::{DeviceId, JobId, JobKey, ModelId, OpIndex, RequestId};
 use crate::memory::Region;
 use crate::shape::Binding;
-use crate::units::Nanos;
+use crate::units::{Bytes, Nanos};
+
+pub use op_state::{OpState, StoredState};
+pub use segments::{Segment, Segments};
 
 /// Tokens of one request that an iteration computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,184 +107,6 @@ impl JobSpec {
     }
 }
 
-/// The state of an operator.
-///
-/// `Blocked` and `Ready` are not stored: both are [`Pending`](StoredState::Pending), and which of
-/// them holds follows from the predecessors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OpState {
-    /// Waits for a predecessor, a job it comes after, or its release.
-    Blocked,
-    /// Could start.
-    Ready,
-    /// Handed to a lane.
-    Dispatched,
-    /// Running.
-    Running,
-    /// Finished; its results are usable.
-    Done,
-    /// Its kernel failed.
-    Failed,
-    /// Will never run.
-    Cancelled,
-    /// Gone with its device: it was on a lane there, or done with results there, or its job had
-    /// memory there.
-    Lost,
-}
-
-/// The state of an operator as it is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StoredState {
-    /// Blocked or ready.
-    Pending,
-    /// Handed to a lane.
-    Dispatched,
-    /// Running.
-    Running,
-    /// Finished.
-    Done,
-    /// Its kernel failed.
-    Failed,
-    /// Will never run.
-    Cancelled,
-    /// Gone with its device.
-    Lost,
-}
-
-impl StoredState {
-    /// True if the operator is on a lane.
-    pub fn is_on_lane(self) -> bool {
-        matches!(self, Self::Dispatched | Self::Running)
-    }
-
-    /// True if `self -> next` is a transition that can happen to an operator.
-    ///
-    /// A recall takes back operators that had not begun although their run had; one that drops the
-    /// activations takes back finished ones as well.
-    pub fn may_become(self, next: Self) -> bool {
-        use StoredState::{Cancelled, Dispatched, Done, Failed, Lost, Pending, Running};
-        matches!(
-            (self, next),
-            (Pending, Dispatched | Cancelled | Lost)
-                | (Dispatched, Running | Done | Pending | Failed | Lost)
-                | (Running, Done | Pending | Failed | Lost)
-                | (Done, Pending | Lost)
-                | (Lost, Pending | Cancelled)
-        )
-    }
-}
-
-/// A run of consecutive operators in the same state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// First operator.
-    pub first: u32,
-    /// One past the last operator.
-    pub end: u32,
-    /// Their state.
-    pub state: StoredState,
-    /// Where they were placed.
-    pub lane: Option<LaneId>,
-    /// When the first of them started, once known.
-    pub start: Nanos,
-    /// When the last of them finished, once known.
-    pub finish: Nanos,
-}
-
-impl Segment {
-    fn same_kind(&self, other: &Self) -> bool {
-        self.state == other.state
-            && self.lane == other.lane
-            && (self.state == StoredState::Pending || self.start == other.start)
-    }
-}
-
-/// The segments of a job: ascending, without gaps or overlap, covering every operator.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Segments(SmallVec<[Segment; 2]>);
-
-impl Segments {
-    /// `ops` operators, all pending.
-    pub fn pending(ops: u32) -> Self {
-        let mut segments = SmallVec::new();
-        if ops > 0 {
-            segments.push(Segment {
-                first: 0,
-                end: ops,
-                state: StoredState::Pending,
-                lane: None,
-                start: Nanos::ZERO,
-                finish: Nanos::ZERO,
-            });
-        }
-        Self(segments)
-    }
-
-    /// The segments in operator order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Segment> + DoubleEndedIterator + Clone + '_ {
-        self.0.iter()
-    }
-
-    /// The segment that holds `op`.
-    pub fn at(&self, op: u32) -> Option<&Segment> {
-        let index = self.0.partition_point(|segment| segment.end <= op);
-        self.0.get(index).filter(|segment| segment.first <= op)
-    }
-
-    /// True if every operator of `ops` satisfies `holds`; true for an empty range.
-    pub fn all(&self, ops: Range<u32>, mut holds: impl FnMut(&Segment) -> bool) -> bool {
-        self.0.iter().filter(|s| s.first < ops.end && ops.start < s.end).all(&mut holds)
-    }
-
-    /// True if every operator is done.
-    pub fn all_done(&self) -> bool {
-        self.0.iter().all(|segment| segment.state == StoredState::Done)
-    }
-
-    /// Rewrites the operators of `ops`: splits segments at the borders, applies `change` to each
-    /// piece inside, and joins neighbours that have become alike. O(segments).
-    pub fn update(&mut self, ops: Range<u32>, mut change: impl FnMut(&mut Segment)) {
-        if ops.start >= ops.end {
-            return;
-        }
-        if let [only] = self.0.as_mut_slice()
-            && only.first == ops.start
-            && only.end == ops.end
-        {
-            change(only);
-            return;
-        }
-        let mut pieces: SmallVec<[Segment; 2]> = SmallVec::new();
-        for segment in &self.0 {
-            let (first, end) = (segment.first.max(ops.start), segment.end.min(ops.end));
-            if first >= end {
-                push_joined(&mut pieces, *segment);
-                continue;
-            }
-            if segment.first < first {
-                push_joined(&mut pieces, Segment { end: first, ..*segment });
-            }
-            let mut inside = Segment { first, end, ..*segment };
-            change(&mut inside);
-            push_joined(&mut pieces, inside);
-            if end < segment.end {
-                push_joined(&mut pieces, Segment { first: end, ..*segment });
-            }
-        }
-        self.0 = pieces;
-    }
-}
-
-fn push_joined(pieces: &mut SmallVec<[Segment; 2]>, piece: Segment) {
-    match pieces.last_mut() {
-        Some(last) if last.same_kind(&piece) => {
-            last.end = piece.end;
-            last.finish = piece.finish;
-        }
-        _ => pieces.push(piece),
-    }
-}
-
 /// A job of the live graph.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -289,11 +116,16 @@ pub struct Job {
     pub template: Arc<OpGraph>,
     /// Their states.
     pub segments: Segments,
+    /// Bytes of activations that it needs.
+    pub activations: Bytes,
     /// Its activations, from the placement of its first operator until it is done.
     pub arena: Option<(DeviceId, Region)>,
     /// Where the sequences of its batch grew, once they did: at the placement of its first operator,
     /// and not again when it starts over. [`None`] for a job without a batch.
     pub kv_on: Option<DeviceId>,
+    /// The departures of [`kv_on`](Self::kv_on) when all sequences of the batch were there: while they
+    /// have not changed, they still are.
+    pub(crate) departures: u32,
     /// Jobs of [`JobSpec::after`] that are not done.
     pub waiting_for: u32,
     /// Jobs that wait for this one.
@@ -308,7 +140,7 @@ impl Job {
 
     /// True if some of its operators are on a lane.
     pub fn is_dispatched(&self) -> bool {
-        self.segments.iter().any(|segment| segment.state.is_on_lane())
+        self.segments.any_state(StoredState::is_on_lane)
     }
 
     /// The operators that are done from the front: where a recalled job continues.

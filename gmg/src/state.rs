@@ -1,16 +1,26 @@
 //! The tables of one version of the graph.
 
-use std::collections::hash_map::Entry;
+mod changes;
+mod recorded;
+mod requests;
+mod store;
+
 use std::sync::Arc;
 
 use crate::cluster::Cluster;
 use crate::id::{ContainerId, DeviceId, JobId, LaneId, RequestId, Version};
-use crate::id_map::IdMap;
 use crate::job::Job;
 use crate::memory::{DeviceLayout, DeviceMemory};
 use crate::request::Request;
+use crate::snapshot::ScratchPool;
 use crate::tenant::{Container, Model, Tenant};
+use crate::units::Bytes;
 use crate::view::{GmgView, Lane};
+
+pub(crate) use changes::Changes;
+pub(crate) use recorded::Recorded;
+use requests::Requests;
+pub(crate) use store::Store;
 
 /// What changes rarely: copied as a whole when it changes, shared otherwise.
 #[derive(Clone, Debug)]
@@ -26,7 +36,7 @@ pub(crate) struct Statics {
 
 impl Statics {
     /// The lane's place in the table of lanes.
-    fn lane_index(&self, lane: LaneId) -> Option<usize> {
+    pub(crate) fn lane_index(&self, lane: LaneId) -> Option<usize> {
         let device = lane.device.index();
         let (first, end) = (*self.lane_offset.get(device)?, *self.lane_offset.get(device + 1)?);
         let index = first + u32::from(lane.index);
@@ -34,10 +44,26 @@ impl Statics {
     }
 }
 
+/// The place of a job, and how many jobs had it before.
 #[derive(Clone, Debug, Default)]
-struct Slot {
-    generation: u32,
-    job: Option<Job>,
+pub(crate) struct Slot {
+    pub(crate) generation: u32,
+    pub(crate) job: Option<Job>,
+}
+
+impl Slot {
+    pub(crate) fn get(&self, id: JobId) -> Option<&Job> {
+        self.job.as_ref().filter(|_| self.generation == id.generation)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: JobId) -> Option<&mut Job> {
+        self.job.as_mut().filter(|_| self.generation == id.generation)
+    }
+
+    pub(crate) fn vacate(&mut self) {
+        self.job = None;
+        self.generation = self.generation.wrapping_add(1);
+    }
 }
 
 /// One version of the graph. [`Gmg`](crate::Gmg) owns the live one; a
@@ -46,12 +72,13 @@ struct Slot {
 pub struct State {
     pub(crate) version: Version,
     statics: Arc<Statics>,
-    requests: IdMap<RequestId, Request>,
+    requests: Requests,
     next_request: u64,
     jobs: Vec<Slot>,
     free_slots: Vec<u32>,
     lanes: Vec<Lane>,
     memory: Vec<DeviceMemory>,
+    scratch: Arc<ScratchPool>,
 }
 
 impl State {
@@ -77,12 +104,13 @@ impl State {
         Self {
             version: Version(0),
             statics: Arc::new(statics),
-            requests: IdMap::default(),
+            requests: Requests::default(),
             next_request: 0,
             jobs: Vec::new(),
             free_slots: Vec::new(),
             lanes,
             memory,
+            scratch: Arc::default(),
         }
     }
 
@@ -97,6 +125,13 @@ impl State {
         Some(JobId { slot, generation: self.jobs[slot as usize].generation })
     }
 
+    /// Bytes that the jobs of this version take: their slots, and what does not lie in them. Templates
+    /// and specifications, which all versions share, are not counted. O(slots).
+    pub fn job_bytes(&self) -> Bytes {
+        let heap = self.jobs.iter().filter_map(|slot| slot.job.as_ref()).map(|job| job.segments.heap_bytes());
+        Bytes((self.jobs.len() * size_of::<Slot>() + heap.sum::<usize>()) as u64)
+    }
+
     pub(crate) fn statics_arc(&self) -> &Arc<Statics> {
         &self.statics
     }
@@ -105,8 +140,55 @@ impl State {
         RequestId(self.next_request)
     }
 
-    pub(crate) fn slots(&self) -> usize {
-        self.jobs.len()
+    pub(crate) fn slots(&self) -> &[Slot] {
+        &self.jobs
+    }
+
+    pub(crate) fn lanes(&self) -> &[Lane] {
+        &self.lanes
+    }
+
+    /// Where branches leave what they need not allocate again.
+    pub(crate) fn scratch(&self) -> &Arc<ScratchPool> {
+        &self.scratch
+    }
+
+    pub(crate) fn free_slots(&self) -> usize {
+        self.free_slots.len()
+    }
+
+    /// Becomes equal to `live`, from which it differs by `changes`, given in order.
+    /// O(changes), and nothing is read of what did not change.
+    pub(crate) fn catch_up<'c>(&mut self, live: &Self, changes: impl Iterator<Item = &'c Changes> + Clone) {
+        self.version = live.version;
+        self.next_request = live.next_request;
+        if changes.clone().any(|changes| changes.statics) {
+            self.statics = live.statics.clone();
+        }
+        self.jobs.resize_with(live.jobs.len(), Slot::default);
+        let kept = changes.clone().map(|changes| changes.free_slots).min().unwrap_or(0);
+        self.free_slots.truncate(kept);
+        self.free_slots.extend_from_slice(&live.free_slots[self.free_slots.len()..]);
+        for changes in changes.clone() {
+            for slot in changes.jobs.iter() {
+                self.jobs[slot as usize].clone_from(&live.jobs[slot as usize]);
+            }
+            for lane in changes.lanes.iter() {
+                self.lanes[lane as usize].clone_from(&live.lanes[lane as usize]);
+            }
+            for &request in &changes.requests {
+                self.requests.set(request, live.requests.get(request));
+            }
+            for device in changes.devices.iter() {
+                self.memory[device as usize].clone_from(&live.memory[device as usize]);
+            }
+        }
+        let whole = |device: DeviceId| changes.clone().any(|changes| changes.devices.contains(device.0));
+        for &(device, change) in changes.clone().flat_map(|changes| &changes.memory) {
+            if !whole(device) {
+                change.repeat(&mut self.memory[device.index()]);
+            }
+        }
     }
 }
 
@@ -130,11 +212,10 @@ impl GmgView for State {
         self.statics.container_of.get(device.index()).copied().flatten()
     }
     fn request(&self, id: RequestId) -> Option<&Request> {
-        self.requests.get(&id)
+        self.requests.get(id)
     }
     fn job(&self, id: JobId) -> Option<&Job> {
-        let slot = self.jobs.get(id.slot as usize)?;
-        slot.job.as_ref().filter(|_| slot.generation == id.generation)
+        self.jobs.get(id.slot as usize)?.get(id)
     }
     fn jobs(&self, into: &mut Vec<JobId>) {
         let live = self.jobs.iter().enumerate().filter(|(_, slot)| slot.job.is_some());
@@ -148,73 +229,5 @@ impl GmgView for State {
     }
     fn is_lost(&self, device: DeviceId) -> bool {
         self.statics.lost.get(device.index()).copied().unwrap_or(false)
-    }
-}
-
-/// The writing half of a graph: what transitions need, and nothing that could break a table.
-pub(crate) trait Store: GmgView {
-    fn set_version(&mut self, version: Version);
-    fn statics(&self) -> &Statics;
-    fn statics_mut(&mut self) -> &mut Statics;
-    fn insert_request(&mut self, request: Request) -> RequestId;
-    fn request_mut(&mut self, id: RequestId) -> Option<&mut Request>;
-    fn remove_request(&mut self, id: RequestId);
-    fn insert_job(&mut self, job: Job) -> JobId;
-    fn job_mut(&mut self, id: JobId) -> Option<&mut Job>;
-    fn remove_job(&mut self, id: JobId);
-    fn lane_mut(&mut self, id: LaneId) -> Option<&mut Lane>;
-    fn memory_mut(&mut self, device: DeviceId) -> Option<&mut DeviceMemory>;
-}
-
-impl Store for State {
-    fn set_version(&mut self, version: Version) {
-        self.version = version;
-    }
-    fn statics(&self) -> &Statics {
-        &self.statics
-    }
-    fn statics_mut(&mut self) -> &mut Statics {
-        Arc::make_mut(&mut self.statics)
-    }
-    fn insert_request(&mut self, request: Request) -> RequestId {
-        let id = RequestId(self.next_request);
-        self.next_request += 1;
-        if let Entry::Vacant(vacant) = self.requests.entry(id) {
-            vacant.insert(request);
-        }
-        id
-    }
-    fn request_mut(&mut self, id: RequestId) -> Option<&mut Request> {
-        self.requests.get_mut(&id)
-    }
-    fn remove_request(&mut self, id: RequestId) {
-        self.requests.remove(&id);
-    }
-    fn insert_job(&mut self, job: Job) -> JobId {
-        let id = self.next_job();
-        if self.free_slots.pop().is_none() {
-            self.jobs.push(Slot::default());
-        }
-        self.jobs[id.slot as usize].job = Some(job);
-        id
-    }
-    fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
-        let slot = self.jobs.get_mut(id.slot as usize)?;
-        slot.job.as_mut().filter(|_| slot.generation == id.generation)
-    }
-    fn remove_job(&mut self, id: JobId) {
-        if self.job(id).is_some() {
-            let slot = &mut self.jobs[id.slot as usize];
-            slot.job = None;
-            slot.generation = slot.generation.wrapping_add(1);
-            self.free_slots.push(id.slot);
-        }
-    }
-    fn lane_mut(&mut self, id: LaneId) -> Option<&mut Lane> {
-        let index = self.statics.lane_index(id)?;
-        self.lanes.get_mut(index)
-    }
-    fn memory_mut(&mut self, device: DeviceId) -> Option<&mut DeviceMemory> {
-        self.memory.get_mut(device.index())
     }
 }

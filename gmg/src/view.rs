@@ -78,6 +78,7 @@ impl Lane {
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::State {}
+    impl Sealed for crate::state::Recorded<'_> {}
     impl Sealed for super::Branch {}
     impl Sealed for super::View<'_> {}
 }

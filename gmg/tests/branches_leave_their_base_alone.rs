@@ -67,7 +67,7 @@ proptest! {
                 2 if !marks.is_empty() => {
                     marks.truncate(which.index(marks.len()) + 1);
                     let (mark, was, earlier, deltas) = marks.pop().unwrap();
-                    branch.rollback(mark);
+                    branch.rollback(mark).unwrap();
                     prop_assert_eq!(&digest(&branch), &was);
                     stream = earlier;
                     kept.truncate(deltas);

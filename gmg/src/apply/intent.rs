@@ -75,7 +75,8 @@ fn lay_out<S: Store>(store: &mut S, device: DeviceId, layout: DeviceLayout) -> R
     if wanted > layout.usable || layout.usable > capacity {
         return Err(GmgError::LayoutTooLarge { device, wanted, usable: layout.usable, memory: capacity });
     }
-    *memory(store, device)? = DeviceMemory::new(layout);
+    let memory = memory(store, device)?;
+    *memory = memory.emptied(layout);
     Ok(Effect::None)
 }
 
@@ -153,12 +154,15 @@ fn submit_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>) -> Result<Effect, Gm
     let unfinished: SmallVec<[JobId; 2]> =
         spec.after.iter().copied().filter(|&job| store.job(job).is_some_and(|job| !job.segments.all_done())).collect();
     let segments = Segments::pending(template.op_count());
+    let activations = template.activation_bytes(&spec.binding);
     let id = store.insert_job(Job {
         spec: spec.clone(),
         template,
         segments,
+        activations,
         arena: None,
         kv_on: None,
+        departures: 0,
         waiting_for: unfinished.len() as u32,
         dependents: SmallVec::new(),
     });
@@ -172,8 +176,14 @@ fn submit_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>) -> Result<Effect, Gm
 
 /// Why a job of `spec` that was not placed before cannot be placed on `lane`.
 pub(crate) fn refuse_placement<S: Store>(store: &S, spec: &JobSpec, lane: LaneId) -> Result<(), GmgError> {
-    let memory = refuse_activations(store, spec, lane)?;
-    let device = lane.device;
+    let model = store.model(spec.model).ok_or(GmgError::NoSuchModel(spec.model))?;
+    model.template.check_binding(&spec.binding)?;
+    let activations = model.template.activation_bytes(&spec.binding);
+    refuse_batch(store, spec, refuse_activations(store, spec.model, activations, lane)?, lane.device)
+}
+
+/// Why the sequences of a batch that was not placed before cannot grow in `memory`.
+fn refuse_batch<S: Store>(store: &S, spec: &JobSpec, memory: &DeviceMemory, device: DeviceId) -> Result<(), GmgError> {
     let wanted = spec.new_blocks();
     if wanted > u64::from(memory.kv().free_blocks()) {
         let block = memory.layout().kv_block;
@@ -190,18 +200,21 @@ pub(crate) fn refuse_placement<S: Store>(store: &S, spec: &JobSpec, lane: LaneId
     Ok(())
 }
 
-/// Why a job of `spec` that has no activations cannot get them for `lane`.
-fn refuse_activations<'s, S: Store>(store: &'s S, spec: &JobSpec, lane: LaneId) -> Result<&'s DeviceMemory, GmgError> {
-    let model = store.model(spec.model).ok_or(GmgError::NoSuchModel(spec.model))?;
-    model.template.check_binding(&spec.binding)?;
+/// Why a job that needs `activations` and has none cannot get them for `lane`.
+fn refuse_activations<S: Store>(
+    store: &S,
+    id: ModelId,
+    activations: Bytes,
+    lane: LaneId,
+) -> Result<&DeviceMemory, GmgError> {
+    let model = store.model(id).ok_or(GmgError::NoSuchModel(id))?;
     store.lane(lane).ok_or(GmgError::NoSuchLane(lane))?;
     let device = lane.device;
     let memory = usable_device(store, device)?;
-    refuse_weights(memory, spec.model, model, device)?;
-    let wanted = model.template.activation_bytes(&spec.binding);
+    refuse_weights(memory, id, model, device)?;
     let available = memory.arena().largest_gap();
-    if wanted > available {
-        return Err(GmgError::NoMemory { device, what: "activations", wanted, available });
+    if activations > available {
+        return Err(GmgError::NoMemory { device, what: "activations", wanted: activations, available });
     }
     Ok(memory)
 }
@@ -254,7 +267,9 @@ fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, r
     if !in_order || overtakes {
         return Err(GmgError::OutOfOrder { job: id, op: ops.start, lane });
     }
-    if let Some(reserved) = job.kv_on.filter(|_| !on_lane) {
+    if let Some(reserved) = job.kv_on.filter(|_| !on_lane)
+        && (reserved != lane.device || departures(store, reserved) != job.departures)
+    {
         refuse_sequences(store, &job.spec, reserved, lane.device)?;
     }
     match job.arena {
@@ -269,16 +284,17 @@ fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, r
             }
         }
         None => {
-            match job.kv_on {
-                None => refuse_placement(store, &job.spec, lane)?,
-                Some(_) => refuse_activations(store, &job.spec, lane).map(|_| ())?,
+            let memory = refuse_activations(store, job.spec.model, job.activations, lane)?;
+            if job.kv_on.is_none() {
+                refuse_batch(store, &job.spec, memory, lane.device)?;
             }
-            let spec = job.spec.clone();
-            let bytes = job.template.activation_bytes(&spec.binding);
-            reserve(store, id, &spec, bytes, lane.device);
+            reserve(store, id, lane.device);
         }
     }
+    // What is on the lane was not looked at again.
+    let departures = (!on_lane).then(|| departures(store, lane.device));
     if let Some(job) = store.job_mut(id) {
+        job.departures = departures.unwrap_or(job.departures);
         job.segments.update(ops.clone(), |segment| {
             segment.state = StoredState::Dispatched;
             segment.lane = Some(lane);
@@ -290,15 +306,21 @@ fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, r
     Ok(Effect::None)
 }
 
+fn departures<S: Store>(store: &S, device: DeviceId) -> u32 {
+    store.memory(device).map_or(0, |memory| memory.kv().departures())
+}
+
 /// Reserves what was found to fit: activations, and at the first placement the batch.
-fn reserve<S: Store>(store: &mut S, id: JobId, spec: &JobSpec, activations: Bytes, device: DeviceId) {
-    let region = store.memory_mut(device).and_then(|memory| memory.reserve_arena(activations));
+fn reserve<S: Store>(store: &mut S, id: JobId, device: DeviceId) {
+    let Some(activations) = store.job(id).map(|job| job.activations) else { return };
+    let region = store.reserve_arena(device, activations);
     let Some(job) = store.job_mut(id) else { return };
     job.arena = region.map(|region| (device, region));
-    let has_batch = !(spec.rows.is_empty() && spec.growth.is_empty());
+    let has_batch = !(job.spec.rows.is_empty() && job.spec.growth.is_empty());
     if has_batch && job.kv_on.is_none() {
         job.kv_on = Some(device);
-        reserve_batch(store, spec, device);
+        let spec = job.spec.clone();
+        reserve_batch(store, &spec, device);
     }
 }
 
@@ -308,18 +330,15 @@ fn reserve_batch<S: Store>(store: &mut S, spec: &JobSpec, device: DeviceId) {
     let tenant = store.model(spec.model).map_or(TenantId(0), |model| model.tenant);
     for request in spec.requests() {
         if store.request(request).is_some_and(|request| request.device.is_none())
-            && let Some(request) = store.request_mut(request)
+            && let Some(found) = store.request_mut(request)
         {
-            request.state = RequestState::Running;
-            request.device = Some(device);
+            found.state = RequestState::Running;
+            found.device = Some(device);
+            store.grow_kv(device, request, tenant, 0);
         }
     }
-    let Some(memory) = store.memory_mut(device) else { return };
-    for request in spec.requests() {
-        memory.grow_kv(request, tenant, 0);
-    }
-    for growth in &spec.growth {
-        memory.grow_kv(growth.request, tenant, growth.blocks);
+    for growth in spec.growth.iter().filter(|growth| growth.blocks > 0) {
+        store.grow_kv(device, growth.request, tenant, growth.blocks);
     }
 }
 
@@ -340,7 +359,7 @@ fn cancel<S: Store>(store: &mut S, id: JobId) -> Result<Effect, GmgError> {
 fn retire<S: Store>(store: &mut S, id: JobId) -> Result<Effect, GmgError> {
     let job = store.job(id).ok_or(GmgError::NoSuchJob(id))?;
     let may_run = |state: StoredState| state == StoredState::Pending || state.is_on_lane();
-    if job.segments.iter().any(|segment| may_run(segment.state)) {
+    if job.segments.any_state(may_run) {
         return Err(GmgError::NotFinished(id));
     }
     free_activations(store, id);
@@ -366,9 +385,7 @@ fn retire_request<S: Store>(store: &mut S, id: RequestId) -> Result<Effect, GmgE
     let device = store.request(id).ok_or(GmgError::NoSuchRequest(id))?.device;
     if let Some(device) = device {
         refuse_request_in_use(store, id, device)?;
-        if let Some(memory) = store.memory_mut(device) {
-            memory.release_kv(id);
-        }
+        store.release_kv(device, id);
     }
     store.remove_request(id);
     Ok(Effect::None)
@@ -392,7 +409,8 @@ fn release_kv<S: Store>(store: &mut S, id: RequestId, device: DeviceId) -> Resul
         return Err(GmgError::SequenceElsewhere { request: id, on, to: device });
     }
     refuse_request_in_use(store, id, device)?;
-    memory(store, device)?.release_kv(id);
+    store.memory(device).ok_or(GmgError::NoSuchDevice(device, store.statics().lost.len()))?;
+    store.release_kv(device, id);
     if let Some(request) = store.request_mut(id) {
         request.state = RequestState::Waiting;
         request.device = None;

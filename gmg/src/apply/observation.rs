@@ -13,7 +13,6 @@ use crate::apply::{complete, free_activations};
 use crate::delta::{Divergence, Effect};
 use crate::id::{DeviceId, JobId, LaneId, ModelId};
 use crate::job::{Job, Segment, StoredState};
-use crate::memory::DeviceMemory;
 use crate::plan::{Ended, Event, Fate};
 use crate::request::RequestState;
 use crate::state::Store;
@@ -78,7 +77,7 @@ fn leave_lane<S: Store>(
 /// The first dispatched run of operators begins.
 fn started<S: Store>(store: &mut S, id: JobId, at: Nanos) -> Option<Divergence> {
     let Some(job) = store.job_mut(id) else { return Some(Divergence::UnknownJob(id)) };
-    let Some(&segment) = job.segments.iter().find(|segment| segment.state == StoredState::Dispatched) else {
+    let Some(segment) = job.segments.iter().find(|segment| segment.state == StoredState::Dispatched) else {
         let ops = 0..job.op_count();
         return Some(Divergence::Unexpected { job: id, ops, what: "started" });
     };
@@ -99,16 +98,15 @@ fn finished<S: Store>(store: &mut S, report: Report<'_>, (start, finish): (Nanos
 fn end_requests<S: Store>(store: &mut S, ended: &[Ended]) -> Option<Divergence> {
     let mut divergence = None;
     for &Ended { request: id, produced } in ended {
-        let Some(request) = store.request_mut(id).filter(|request| request.state == RequestState::Running) else {
+        let running = store.request(id).is_some_and(|request| request.state == RequestState::Running);
+        let Some(request) = store.request_mut(id).filter(|_| running) else {
             divergence = divergence.or(Some(Divergence::UnknownRequest(id)));
             continue;
         };
         request.state = RequestState::Done;
         request.produced = produced;
-        if let Some(device) = request.device.take()
-            && let Some(memory) = store.memory_mut(device)
-        {
-            memory.release_kv(id);
+        if let Some(device) = request.device.take() {
+            store.release_kv(device, id);
         }
     }
     divergence
@@ -177,7 +175,7 @@ fn failed<S: Store>(store: &mut S, id: JobId, lane: LaneId, at: Nanos) -> Option
             segment.state = StoredState::Cancelled;
         }
     });
-    let on_lane = |job: &Job| job.segments.iter().find(|segment| segment.state.is_on_lane()).copied();
+    let on_lane = |job: &Job| job.segments.iter().find(|segment| segment.state.is_on_lane());
     while let Some(segment) = store.job(id).and_then(on_lane) {
         let ops = segment.first..segment.end;
         let left = leave_lane(store, Report { job: id, ops: &ops, lane }, "failed", |segment| {
@@ -221,7 +219,7 @@ fn device_lost<S: Store>(store: &mut S, device: DeviceId) -> Option<Divergence> 
         }
     }
     if let Some(memory) = store.memory_mut(device) {
-        *memory = DeviceMemory::new(layout);
+        *memory = memory.emptied(layout);
     }
     store.statics_mut().lost[device.index()] = true;
     None
@@ -230,7 +228,7 @@ fn device_lost<S: Store>(store: &mut S, device: DeviceId) -> Option<Divergence> 
 /// The part of a job that `device` had is gone, and so is what depended on it.
 fn lose<S: Store>(store: &mut S, id: JobId, device: DeviceId) {
     let Some(job) = store.job(id) else { return };
-    let pending = || job.segments.iter().any(|segment| segment.state == StoredState::Pending);
+    let pending = || job.segments.any_state(|state| state == StoredState::Pending);
     let had_memory = job.arena.is_some_and(|(on, _)| on == device) || (job.kv_on == Some(device) && pending());
     if !had_memory {
         return;

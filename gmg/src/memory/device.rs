@@ -1,6 +1,7 @@
 //! The memory of one device.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::id::{ModelId, RequestId, TenantId};
 use crate::memory::{BestFit, ByteKind, KvPool, Ledger, Region};
@@ -67,14 +68,23 @@ pub enum WeightState {
 }
 
 /// Everything that is reserved on one device.
+///
+/// Its large parts are shared between copies until one of them changes its own. So a branch copies
+/// a few cache lines of a device that it touches, and the KV pool or the weights only when it
+/// changes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     layout: DeviceLayout,
-    weights: BestFit,
-    models: BTreeMap<ModelId, (Region, WeightState)>,
+    weights: Arc<Weights>,
     arena: BestFit,
-    kv: KvPool,
+    kv: Arc<KvPool>,
     ledger: Ledger,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Weights {
+    slots: BestFit,
+    models: BTreeMap<ModelId, (Region, WeightState)>,
 }
 
 impl DeviceMemory {
@@ -83,12 +93,19 @@ impl DeviceMemory {
         let arena = Region { offset: layout.weights, bytes: layout.arena };
         Self {
             layout,
-            weights: BestFit::new(Region { offset: Bytes::ZERO, bytes: layout.weights }),
-            models: BTreeMap::new(),
+            weights: Arc::new(Weights {
+                slots: BestFit::new(Region { offset: Bytes::ZERO, bytes: layout.weights }),
+                models: BTreeMap::new(),
+            }),
             arena: BestFit::new(arena),
-            kv: KvPool::new(layout.kv_blocks()),
+            kv: Arc::new(KvPool::new(layout.kv_blocks())),
             ledger: Ledger::default(),
         }
+    }
+
+    /// A device laid out as `layout`, in place of this one, with nothing on it.
+    pub(crate) fn emptied(&self, layout: DeviceLayout) -> Self {
+        Self { kv: Arc::new(self.kv.emptied(layout.kv_blocks())), ..Self::new(layout) }
     }
 
     /// How the memory is divided.
@@ -108,7 +125,7 @@ impl DeviceMemory {
 
     /// The weight slots.
     pub fn weight_slots(&self) -> &BestFit {
-        &self.weights
+        &self.weights.slots
     }
 
     /// The activation arena.
@@ -118,44 +135,47 @@ impl DeviceMemory {
 
     /// Whether the weights of `model` are here; [`None`] if they are not.
     pub fn weight_state(&self, model: ModelId) -> Option<WeightState> {
-        self.models.get(&model).map(|&(_, state)| state)
+        self.weights.models.get(&model).map(|&(_, state)| state)
     }
 
     /// Where the weights of `model` lie, loaded or loading.
     pub fn weight_region(&self, model: ModelId) -> Option<Region> {
-        self.models.get(&model).map(|&(region, _)| region)
+        self.weights.models.get(&model).map(|&(region, _)| region)
     }
 
     /// The models with a region here, ascending, with their state.
     pub fn models(&self) -> impl Iterator<Item = (ModelId, WeightState)> + '_ {
-        self.models.iter().map(|(&model, &(_, state))| (model, state))
+        self.weights.models.iter().map(|(&model, &(_, state))| (model, state))
     }
 
     /// Reserves a slot for weights. [`None`] if there is no room or the model has one.
     pub(crate) fn reserve_weights(&mut self, model: ModelId, bytes: Bytes, state: WeightState) -> Option<Region> {
-        if self.models.contains_key(&model) {
+        if self.weights.models.contains_key(&model) {
             return None;
         }
-        let region = self.weights.allocate(bytes)?;
-        self.models.insert(model, (region, state));
+        let weights = Arc::make_mut(&mut self.weights);
+        let region = weights.slots.allocate(bytes)?;
+        weights.models.insert(model, (region, state));
         self.ledger.add(ByteKind::Weights, region.bytes);
         Some(region)
     }
 
     pub(crate) fn weights_arrived(&mut self, model: ModelId) -> bool {
-        match self.models.get_mut(&model) {
-            Some((_, state @ WeightState::Loading)) => {
-                *state = WeightState::Resident;
-                true
-            }
-            _ => false,
+        if self.weight_state(model) != Some(WeightState::Loading) {
+            return false;
         }
+        if let Some((_, state)) = Arc::make_mut(&mut self.weights).models.get_mut(&model) {
+            *state = WeightState::Resident;
+        }
+        true
     }
 
     pub(crate) fn release_weights(&mut self, model: ModelId) -> bool {
-        let Some((region, _)) = self.models.remove(&model) else { return false };
+        let Some(region) = self.weight_region(model) else { return false };
         self.ledger.remove(ByteKind::Weights, region.bytes);
-        self.weights.free(region)
+        let weights = Arc::make_mut(&mut self.weights);
+        weights.models.remove(&model);
+        weights.slots.free(region)
     }
 
     pub(crate) fn reserve_arena(&mut self, bytes: Bytes) -> Option<Region> {
@@ -173,15 +193,15 @@ impl DeviceMemory {
     }
 
     pub(crate) fn grow_kv(&mut self, request: RequestId, tenant: TenantId, blocks: u32) -> bool {
-        let grown = self.kv.grow(request, tenant, blocks);
-        if grown {
+        let grown = Arc::make_mut(&mut self.kv).grow(request, tenant, blocks);
+        if grown && blocks > 0 {
             self.ledger.add(ByteKind::Kv, self.layout.kv_block.times(u64::from(blocks)));
         }
         grown
     }
 
     pub(crate) fn release_kv(&mut self, request: RequestId) -> u32 {
-        let blocks = self.kv.release(request);
+        let blocks = Arc::make_mut(&mut self.kv).release(request);
         self.ledger.remove(ByteKind::Kv, self.layout.kv_block.times(u64::from(blocks)));
         blocks
     }
