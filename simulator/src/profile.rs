@@ -20,14 +20,30 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`device`] | all tables of one kind of device, by what they measure |
+//! | [`vidur`], [`splitwise`] | readers of published profiles |
+//! | [`columns`], [`plausible`](self) | files as columns; durations that no device can have are refused |
 //! | [`axis`] | where a value lies among the measured ones, and how durations grow beyond them |
 //! | [`table`] | samples on a lattice, read and sliced |
 //! | [`completion`] | what a cell that was not measured would hold; the error of leaving one out |
 
+#[cfg(feature = "parquet")]
+pub mod aiconfigurator;
 pub mod axis;
+pub mod columns;
 pub mod completion;
+pub mod device;
+pub mod error;
+#[cfg(feature = "parquet")]
+pub mod parquet_file;
+mod plausible;
+pub mod splitwise;
 pub mod table;
+pub mod vidur;
 
 pub use axis::{Axis, Growth};
+pub use columns::Columns;
 pub use completion::ErrorSummary;
+pub use device::{AttentionShape, Collective, DeviceProfile, Measure, Scaling};
+pub use error::{Place, ProfileError};
 pub use table::{Reading, Table, TableBuilder, TableError};
