@@ -12,6 +12,7 @@
 //! weight `layers.7.attn.qkv.weight`.
 
 mod builder;
+mod critical_path;
 mod dependencies;
 mod edges;
 mod error;
@@ -24,6 +25,7 @@ mod tensor;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod topological;
 mod validate;
 mod view;
 mod visit;
@@ -34,12 +36,14 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 pub use builder::{OpGraphBuilder, OpRef, TensorRef};
+pub use critical_path::CriticalPath;
 pub use edges::{Predecessors, Successors};
 pub use error::GraphError;
 pub use layout::{ActivationLayout, Region};
 pub use tensor::{Role, Tensor};
+pub use topological::{Circle, TopologicalOrder};
 pub use view::{OpView, QualifiedName, Segment, TensorView};
-pub use visit::{Neighbors, OpSet};
+pub use visit::{Edge, Edges, EdgesOf, Kinds, Neighbors, OpSet};
 
 use crate::id::{OpIndex, TensorId};
 use crate::semantics::builtin::CostFormula;

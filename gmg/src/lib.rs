@@ -37,20 +37,27 @@
 //! | [`delta`], [`plan`] | every change; intent, forecast and the ports between the crates |
 //! | [`view`], [`snapshot`] | reading, publishing, branching |
 //! | [`memory`] | what lies where on a device |
+//! | [`live_graph`] | petgraph's algorithms on the live graph |
+//! | [`import`], [`export`] | other people's formats |
 
 #![forbid(unsafe_code)]
 
 mod accept;
 mod apply;
+#[cfg(feature = "chakra")]
+mod chakra;
 pub mod cluster;
 pub mod delta;
 pub mod dtype;
 pub mod error;
+pub mod export;
 mod gmg;
 pub mod graph;
 pub mod id;
 pub mod id_map;
+pub mod import;
 pub mod job;
+pub mod live_graph;
 pub mod memory;
 pub mod plan;
 pub mod request;

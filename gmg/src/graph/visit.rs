@@ -16,13 +16,16 @@ use std::iter::Map;
 use std::ops::Range;
 
 use petgraph::Direction;
+use petgraph::data::DataMap;
 use petgraph::visit::{
-    Data, GraphBase, GraphProp, IntoNeighbors, IntoNeighborsDirected, IntoNodeIdentifiers, NodeCompactIndexable,
-    NodeCount, NodeIndexable, VisitMap, Visitable,
+    Data, EdgeRef, GraphBase, GraphProp, IntoEdgeReferences, IntoEdges, IntoEdgesDirected, IntoNeighbors,
+    IntoNeighborsDirected, IntoNodeIdentifiers, IntoNodeReferences, NodeCompactIndexable, NodeCount, NodeIndexable,
+    VisitMap, Visitable,
 };
 
 use super::{OpGraph, Predecessors, Successors};
 use crate::id::OpIndex;
+use crate::semantics::OpKind;
 
 /// A set of operators of one graph, one bit for each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,7 +91,7 @@ impl GraphBase for OpGraph {
 }
 
 impl Data for OpGraph {
-    type NodeWeight = ();
+    type NodeWeight = OpKind;
     type EdgeWeight = ();
 }
 
@@ -155,5 +158,141 @@ impl<'g> IntoNeighborsDirected for &'g OpGraph {
             Direction::Incoming => Neighbors::Incoming(self.predecessors(op)),
             Direction::Outgoing => Neighbors::Outgoing(self.successors(op)),
         }
+    }
+}
+
+/// An edge, from an operator to one that waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Edge {
+    /// What comes first.
+    pub from: OpIndex,
+    /// What waits for it.
+    pub to: OpIndex,
+}
+
+impl EdgeRef for Edge {
+    type NodeId = OpIndex;
+    type EdgeId = (OpIndex, OpIndex);
+    type Weight = ();
+
+    fn source(&self) -> OpIndex {
+        self.from
+    }
+
+    fn target(&self) -> OpIndex {
+        self.to
+    }
+
+    fn weight(&self) -> &() {
+        &()
+    }
+
+    fn id(&self) -> (OpIndex, OpIndex) {
+        (self.from, self.to)
+    }
+}
+
+/// All edges of a graph; see [`IntoEdgeReferences`].
+#[derive(Clone, Debug)]
+pub struct Edges<'g> {
+    graph: &'g OpGraph,
+    /// Whose edges are handed out, and those that are left.
+    from: OpIndex,
+    left: Successors<'g>,
+}
+
+impl Iterator for Edges<'_> {
+    type Item = Edge;
+
+    fn next(&mut self) -> Option<Edge> {
+        loop {
+            if let Some(to) = self.left.next() {
+                return Some(Edge { from: self.from, to });
+            }
+            if self.from.0 + 1 >= self.graph.op_count {
+                return None;
+            }
+            self.from.0 += 1;
+            self.left = self.graph.successors(self.from);
+        }
+    }
+}
+
+/// The edges of one operator; see [`IntoEdgesDirected`].
+#[derive(Clone, Debug)]
+pub struct EdgesOf<'g> {
+    op: OpIndex,
+    others: Neighbors<'g>,
+}
+
+impl Iterator for EdgesOf<'_> {
+    type Item = Edge;
+
+    fn next(&mut self) -> Option<Edge> {
+        let other = self.others.next()?;
+        Some(match self.others {
+            Neighbors::Incoming(_) => Edge { from: other, to: self.op },
+            Neighbors::Outgoing(_) => Edge { from: self.op, to: other },
+        })
+    }
+}
+
+impl<'g> IntoEdgeReferences for &'g OpGraph {
+    type EdgeRef = Edge;
+    type EdgeReferences = Edges<'g>;
+
+    fn edge_references(self) -> Edges<'g> {
+        Edges { graph: self, from: OpIndex(0), left: self.successors(OpIndex(0)) }
+    }
+}
+
+impl<'g> IntoEdges for &'g OpGraph {
+    type Edges = EdgesOf<'g>;
+
+    fn edges(self, op: OpIndex) -> EdgesOf<'g> {
+        self.edges_directed(op, Direction::Outgoing)
+    }
+}
+
+impl<'g> IntoEdgesDirected for &'g OpGraph {
+    type EdgesDirected = EdgesOf<'g>;
+
+    fn edges_directed(self, op: OpIndex, direction: Direction) -> EdgesOf<'g> {
+        EdgesOf { op, others: self.neighbors_directed(op, direction) }
+    }
+}
+
+impl DataMap for OpGraph {
+    fn node_weight(&self, op: OpIndex) -> Option<&OpKind> {
+        self.op(op).map(|view| view.kind())
+    }
+
+    fn edge_weight(&self, (from, to): (OpIndex, OpIndex)) -> Option<&()> {
+        self.successors(from).any(|after| after == to).then_some(&())
+    }
+}
+
+/// The operators of a graph with their kinds; see [`IntoNodeReferences`].
+#[derive(Clone, Debug)]
+pub struct Kinds<'g> {
+    graph: &'g OpGraph,
+    left: Range<u32>,
+}
+
+impl<'g> Iterator for Kinds<'g> {
+    type Item = (OpIndex, &'g OpKind);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let op = self.left.next().map(OpIndex)?;
+        self.graph.op(op).map(|view| (op, view.kind()))
+    }
+}
+
+impl<'g> IntoNodeReferences for &'g OpGraph {
+    type NodeRef = (OpIndex, &'g OpKind);
+    type NodeReferences = Kinds<'g>;
+
+    fn node_references(self) -> Kinds<'g> {
+        Kinds { graph: self, left: 0..self.op_count }
     }
 }

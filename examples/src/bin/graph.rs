@@ -1,0 +1,398 @@
+//! Reads operator graphs out of other people's traces, and writes them for other people's tools.
+//!
+//! ```text
+//! cargo run --release --bin graph -- import trace.json.gz
+//! cargo run --release --bin graph -- export --template llama3-8b --to perfetto --out llama.json
+//! cargo run --release --bin graph -- export --import trace.0.et --to dot --out trace.dot
+//! ```
+//!
+//! Traces: Chakra (protobuf and JSON), Kineto, PyTorch; plain, .gz or .tar.gz; told apart by content.
+//! A file that is no graph gives one line on standard error and exit status 1, wrong usage 2.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::json;
+use slicescheduler::simulator::cost::{CostModel, Operation, Roofline};
+use slicescheduler_gmg::cluster::DeviceSpec;
+use slicescheduler_gmg::export::{self, Source};
+use slicescheduler_gmg::graph::{CriticalPath, OpGraph};
+use slicescheduler_gmg::id::OpIndex;
+use slicescheduler_gmg::import::{self, Format, Import, Limits, OpRecord, Options};
+use slicescheduler_gmg::semantics::OpCost;
+use slicescheduler_gmg::shape::Binding;
+use slicescheduler_gmg::templates::{DenseSpec, dense};
+use slicescheduler_gmg::units::{Bytes, Nanos};
+
+/// Import and export operator graphs.
+#[derive(Debug, Parser)]
+#[command(name = "graph", version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print what a trace has: operators, edges, work, times, the critical path, what was dropped.
+    Import {
+        /// The trace; - for standard input.
+        file: PathBuf,
+        #[command(flatten)]
+        reading: Reading,
+        /// Kinds and operators of the critical path that are listed.
+        #[arg(long, value_name = "N", default_value_t = 10)]
+        top: usize,
+        /// Print JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a graph for Graphviz, Perfetto or ASTRA-sim.
+    Export {
+        #[command(flatten)]
+        source: From,
+        #[command(flatten)]
+        reading: Reading,
+        /// The format to write.
+        #[arg(long, value_enum)]
+        to: Target,
+        /// The file to write; - for standard output.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// Tokens of the iteration, for templates.
+        #[arg(long, value_name = "N", default_value_t = 512)]
+        tokens: u64,
+        /// Tokens of each sequence that are cached already, for templates.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        cached: u64,
+        /// Print JSON instead of text.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct From {
+    /// A model that is built in.
+    #[arg(long, value_enum)]
+    template: Option<Template>,
+    /// A trace.
+    #[arg(long, value_name = "FILE")]
+    import: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct Reading {
+    /// The trace's format; found out by content if absent.
+    #[arg(long, value_enum)]
+    format: Option<TraceFormat>,
+    /// Refuse dependencies on nodes that the trace does not have.
+    #[arg(long)]
+    strict: bool,
+    /// Chakra: data dependencies only, as ASTRA-sim does.
+    #[arg(long)]
+    data_only: bool,
+    /// Kineto: only what ran on devices, without the calls that launched it.
+    #[arg(long)]
+    devices_only: bool,
+    /// Operators that a trace may have.
+    #[arg(long, value_name = "N", default_value_t = Limits::default().ops)]
+    max_ops: u64,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum TraceFormat {
+    Chakra,
+    ChakraJson,
+    Kineto,
+    Pytorch,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Target {
+    Dot,
+    Perfetto,
+    Chakra,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "verbatim")]
+enum Template {
+    #[value(name = "tiny")]
+    Tiny,
+    #[value(name = "smollm2-135m")]
+    Smollm2,
+    #[value(name = "llama2-7b")]
+    Llama2Small,
+    #[value(name = "llama2-13b")]
+    Llama2Large,
+    #[value(name = "llama3-8b")]
+    Llama3Small,
+    #[value(name = "llama3-70b")]
+    Llama3Large,
+}
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads has read enough.
+        Err(failure) if is_closed_pipe(&*failure) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {}", failure.to_string().replace('\n', " "));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_closed_pipe(failure: &(dyn std::error::Error + 'static)) -> bool {
+    failure.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match &arguments.command {
+        Command::Import { file, reading, top, json } => {
+            let import = read(file, reading)?;
+            let summary = Summary::of(&import, *top);
+            if *json { writeln!(out, "{:#}", summary.json())? } else { summary.print(&mut out)? }
+        }
+        Command::Export { source, reading, to, out: path, tokens, cached, json } => {
+            let exported = match (&source.template, &source.import) {
+                (Some(template), _) => Exported::template(*template, *tokens, *cached)?,
+                (None, Some(file)) => Exported::trace(read(file, reading)?),
+                (None, None) => return Err("expected --template or --import".into()),
+            };
+            let written = exported.write(*to, path)?;
+            let name = exported.graph.name();
+            if path.as_os_str() == "-" {
+                return Ok(());
+            }
+            let (ops, to) = (exported.graph.op_count(), format!("{to:?}").to_lowercase());
+            if *json {
+                let report = json!({ "graph": name, "operators": ops, "to": to, "file": path, "bytes": written });
+                writeln!(out, "{report:#}")?;
+            } else {
+                writeln!(out, "{name}: {ops} operators, {written} bytes of {to} in {}", path.display())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read(file: &Path, reading: &Reading) -> Result<Import, Failure> {
+    let options = Options {
+        format: reading.format.map(|format| match format {
+            TraceFormat::Chakra => Format::Chakra,
+            TraceFormat::ChakraJson => Format::ChakraJson,
+            TraceFormat::Kineto => Format::Kineto,
+            TraceFormat::Pytorch => Format::PyTorch,
+        }),
+        refuse_dangling: reading.strict,
+        data_only: reading.data_only,
+        devices_only: reading.devices_only,
+        limits: Limits { ops: reading.max_ops, ..Limits::default() },
+    };
+    let import = if file.as_os_str() == "-" {
+        import::read(io::stdin().lock(), "standard input", &options)
+    } else {
+        let opened = File::open(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+        import::read(BufReader::new(opened), &name, &options)
+    };
+    Ok(import.map_err(|error| format!("{}: {error}", file.display()))?)
+}
+
+/// A graph that is written.
+struct Exported {
+    graph: OpGraph,
+    binding: Binding,
+    ops: Vec<OpRecord>,
+    lanes: Vec<Box<str>>,
+}
+
+impl Exported {
+    /// A built-in model, one sequence, with the durations that a roofline gives for an H100.
+    fn template(template: Template, tokens: u64, cached: u64) -> Result<Self, Failure> {
+        let spec = match template {
+            Template::Tiny => DenseSpec::tiny(),
+            Template::Smollm2 => DenseSpec::smollm2_135m(),
+            Template::Llama2Small => DenseSpec::llama2_7b(),
+            Template::Llama2Large => DenseSpec::llama2_13b(),
+            Template::Llama3Small => DenseSpec::llama3_8b(),
+            Template::Llama3Large => DenseSpec::llama3_70b(),
+        };
+        let graph = dense(&spec)?;
+        let mut binding = Binding::new();
+        binding.add_chunk(tokens, cached, true);
+        let (device, model) = (DeviceSpec::h100_sxm(), Roofline::default());
+        let record = |op: slicescheduler_gmg::graph::OpView<'_>| {
+            let (template, cost) = (&graph, op.cost(&binding));
+            let operation = Operation { template, op, kind: op.kind(), cost, binding: &binding, device: &device };
+            let duration = model.estimate(&operation).duration;
+            OpRecord { id: u64::from(op.index().0), duration: Some(duration), lane: Some(0), ..OpRecord::default() }
+        };
+        let ops = graph.ops().map(record).collect();
+        Ok(Self { graph, binding, ops, lanes: vec!["device".into()] })
+    }
+
+    fn trace(import: Import) -> Self {
+        let Import { graph, ops, lanes, .. } = import;
+        Self { graph, binding: Binding::new(), ops, lanes }
+    }
+
+    /// Writes the file and gives its size.
+    fn write(&self, to: Target, path: &Path) -> Result<u64, Failure> {
+        let source = Source::new(&self.graph, &self.binding).with_records(&self.ops, &self.lanes);
+        let encode = |out: &mut dyn Write| match to {
+            Target::Dot => export::dot(source, out),
+            Target::Perfetto => export::perfetto(source, out),
+            Target::Chakra => export::chakra(source, out),
+        };
+        if path.as_os_str() == "-" {
+            encode(&mut BufWriter::new(io::stdout().lock()))?;
+            return Ok(0);
+        }
+        let failed = |error: io::Error| format!("{}: {error}", path.display());
+        let mut file = BufWriter::new(File::create(path).map_err(failed)?);
+        encode(&mut file).and_then(|()| file.flush()).map_err(failed)?;
+        Ok(std::fs::metadata(path).map_err(failed)?.len())
+    }
+}
+
+/// What a trace has.
+struct Summary<'i> {
+    import: &'i Import,
+    top: usize,
+    cost: OpCost,
+    communicated: Bytes,
+    path: CriticalPath,
+    /// By kind, the most time first: operators, time, work.
+    kinds: Vec<(String, Kind)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Kind {
+    count: u64,
+    time: Nanos,
+    cost: OpCost,
+}
+
+impl<'i> Summary<'i> {
+    fn of(import: &'i Import, top: usize) -> Self {
+        let binding = Binding::new();
+        let mut kinds: BTreeMap<String, Kind> = BTreeMap::new();
+        for (op, record) in import.graph.ops().zip(&import.ops) {
+            let kind = kinds.entry(op.kind().to_string()).or_default();
+            kind.count += 1;
+            kind.time += record.duration.unwrap_or_default();
+            kind.cost += op.cost(&binding);
+        }
+        let mut kinds: Vec<_> = kinds.into_iter().collect();
+        kinds.sort_by_key(|(_, kind)| std::cmp::Reverse((kind.time, kind.cost.flops, kind.count)));
+        let communications = import.ops.iter().filter_map(|op| op.communication.as_ref());
+        Self {
+            import,
+            top,
+            cost: import.graph.total_cost(&binding),
+            communicated: communications.map(|communication| communication.bytes).sum(),
+            path: import.graph.critical_path(|op| if timed(import) { duration(import, op).get() } else { 1 }),
+            kinds,
+        }
+    }
+
+    fn name(&self, op: OpIndex) -> String {
+        self.import.graph.op(op).map_or_else(String::new, |op| op.name().to_string())
+    }
+
+    /// The operators of the critical path that take longest, longest first.
+    fn longest(&self) -> Vec<OpIndex> {
+        let mut ops = self.path.ops.clone();
+        ops.sort_by_key(|&op| (std::cmp::Reverse(duration(self.import, op)), op));
+        ops.truncate(self.top);
+        ops
+    }
+
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        let Import { graph, account, lanes, .. } = self.import;
+        writeln!(out, "{}: {} trace", graph.name(), account.format)?;
+        writeln!(out, "  records      {}", account.records)?;
+        writeln!(out, "  operators    {} on {} lanes", account.ops, lanes.len())?;
+        writeln!(out, "  edges        {}", account.edges)?;
+        writeln!(out, "  tensors      {}", graph.tensor_count())?;
+        writeln!(out, "  arithmetic   {:.3} GFLOP", self.cost.flops.get() as f64 / 1e9)?;
+        writeln!(out, "  traffic      {}", self.cost.bytes())?;
+        writeln!(out, "  communicated {}", self.communicated)?;
+        if timed(self.import) {
+            writeln!(out, "  measured     {}", self.import.measured())?;
+            writeln!(out, "  critical path {} through {} operators", Nanos(self.path.length), self.path.ops.len())?;
+        } else {
+            writeln!(out, "  measured     nothing")?;
+            writeln!(out, "  critical path {} operators", self.path.ops.len())?;
+        }
+        for op in self.longest() {
+            writeln!(out, "    {:>12}  {}", duration(self.import, op).to_string(), shortened(&self.name(op)))?;
+        }
+        writeln!(out, "  kinds        {}", self.kinds.len())?;
+        for (name, kind) in self.kinds.iter().take(self.top) {
+            let (time, flops) = (kind.time.to_string(), kind.cost.flops.get() as f64 / 1e9);
+            writeln!(out, "    {:>12} {:>10.3} GFLOP {:>7} x {}", time, flops, kind.count, shortened(name))?;
+        }
+        let dropped: u64 = account.dropped.values().sum();
+        writeln!(out, "  dropped      {dropped}")?;
+        account.dropped.iter().try_for_each(|(reason, count)| writeln!(out, "    {count:>12}  {reason}"))
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let Import { graph, account, lanes, .. } = self.import;
+        let on_path = |&op: &OpIndex| json!({ "name": self.name(op), "ns": duration(self.import, op).get() });
+        let kinds = self.kinds.iter().map(|(name, kind)| {
+            let (flops, bytes) = (kind.cost.flops.get(), kind.cost.bytes().get());
+            json!({ "kind": name, "operators": kind.count, "ns": kind.time.get(), "flops": flops, "bytes": bytes })
+        });
+        let dropped: serde_json::Map<_, _> =
+            account.dropped.iter().map(|(reason, count)| (reason.to_string(), json!(count))).collect();
+        json!({
+            "graph": graph.name(),
+            "format": account.format.name(),
+            "records": account.records,
+            "operators": account.ops,
+            "lanes": lanes,
+            "edges": account.edges,
+            "tensors": graph.tensor_count(),
+            "flops": self.cost.flops.get(),
+            "bytes": self.cost.bytes().get(),
+            "communicated_bytes": self.communicated.get(),
+            "measured_ns": timed(self.import).then(|| self.import.measured().get()),
+            "critical_path": {
+                "ns": timed(self.import).then_some(self.path.length),
+                "operators": self.path.ops.iter().map(on_path).collect::<Vec<_>>(),
+            },
+            "kinds": kinds.collect::<Vec<_>>(),
+            "dropped": dropped,
+        })
+    }
+}
+
+fn timed(import: &Import) -> bool {
+    import.ops.iter().any(|op| op.duration.is_some())
+}
+
+fn duration(import: &Import, op: OpIndex) -> Nanos {
+    import.ops.get(op.index()).and_then(|record| record.duration).unwrap_or_default()
+}
+
+/// The beginning of a name that is long.
+fn shortened(name: &str) -> String {
+    const MOST: usize = 90;
+    match name.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &name[..end]),
+        None => name.to_owned(),
+    }
+}

@@ -1,0 +1,188 @@
+//! Opening a file: what it is packed in, what it is, and how much of it was read.
+
+use std::cell::{Cell, RefCell};
+#[cfg(feature = "chakra")]
+use std::io::BufRead;
+use std::io::{self, BufReader, Read};
+use std::rc::Rc;
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::{Format, Import, ImportError, Limits, Options, Position};
+
+const BUFFER: usize = 64 << 10;
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// Where a tar header says that it is one, and what it says.
+const TAR: (usize, &[u8]) = (257, b"ustar");
+
+/// Unpacks as often as it is packed (gzip, tar), finds the format out and reads it.
+pub(super) fn read<'r>(reader: Box<dyn Read + 'r>, name: &str, options: &Options) -> Result<Import, ImportError> {
+    let reader = Peeked::new(reader)?;
+    if !reader.start().starts_with(&GZIP) {
+        return read_unzipped(reader, name, options);
+    }
+    read_unzipped(Peeked::new(Box::new(MultiGzDecoder::new(BufReader::with_capacity(BUFFER, reader))))?, name, options)
+}
+
+fn read_unzipped(reader: Peeked<'_>, name: &str, options: &Options) -> Result<Import, ImportError> {
+    if reader.start().get(TAR.0..TAR.0 + TAR.1.len()) != Some(TAR.1) {
+        return read_plain(reader, name, options);
+    }
+    let failed = |source| ImportError::Read { position: Position::default(), source };
+    let mut archive = tar::Archive::new(reader);
+    // Raw entries: the names of others would be read into memory whole.
+    for entry in archive.entries().map_err(failed)?.raw(true) {
+        let entry = entry.map_err(failed)?;
+        let hidden = entry.path_bytes().rsplit(|&byte| byte == b'/').next().is_some_and(|file| file.starts_with(b"."));
+        if entry.header().entry_type().is_file() && !hidden && entry.size() > 0 {
+            return read_plain(Peeked::new(Box::new(entry))?, name, options);
+        }
+    }
+    Err(ImportError::UnknownFormat { position: Position::default(), found: "an archive without files" })
+}
+
+fn read_plain(reader: Peeked<'_>, name: &str, options: &Options) -> Result<Import, ImportError> {
+    let start = reader.start();
+    if start.is_empty() {
+        return Err(ImportError::UnknownFormat { position: Position::default(), found: "nothing" });
+    }
+    let json = match options.format {
+        None => is_json(start),
+        Some(format) => format != Format::Chakra,
+    };
+    let meter = Meter::new(reader, options.limits);
+    if json {
+        return super::json::read(meter, name, options);
+    }
+    #[cfg(feature = "chakra")]
+    return super::chakra::read(meter, name, options);
+    #[cfg(not(feature = "chakra"))]
+    Err(ImportError::NotCompiled(Format::Chakra))
+}
+
+/// A JSON document of an object or array. A length-delimited message may begin with the same byte,
+/// but what follows is then a field number and no quote or bracket.
+fn is_json(start: &[u8]) -> bool {
+    let mut letters = start.iter().filter(|letter| !letter.is_ascii_whitespace());
+    match letters.next() {
+        Some(b'{') => matches!(letters.next(), None | Some(b'"' | b'}')),
+        Some(b'[') => matches!(letters.next(), None | Some(b'{' | b']')),
+        _ => false,
+    }
+}
+
+/// A reader whose first bytes are known.
+struct Peeked<'r> {
+    start: io::Cursor<Vec<u8>>,
+    rest: Box<dyn Read + 'r>,
+}
+
+impl<'r> Peeked<'r> {
+    fn new(mut rest: Box<dyn Read + 'r>) -> Result<Self, ImportError> {
+        let mut start = Vec::new();
+        let read = rest.by_ref().take(512).read_to_end(&mut start);
+        read.map_err(|source| ImportError::Read { position: Position::default(), source })?;
+        Ok(Self { start: io::Cursor::new(start), rest })
+    }
+
+    fn start(&self) -> &[u8] {
+        self.start.get_ref()
+    }
+}
+
+impl Read for Peeked<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self.start.read(into)? {
+            0 => self.rest.read(into),
+            read => Ok(read),
+        }
+    }
+}
+
+/// What a reader and those who use it both see.
+#[derive(Debug)]
+pub(super) struct Progress {
+    limits: Limits,
+    byte: Cell<u64>,
+    /// Where the record began that is being read.
+    began: Cell<u64>,
+    record: Cell<Option<u64>>,
+    /// The error behind one that had to pass through somebody else's types.
+    failed: RefCell<Option<ImportError>>,
+}
+
+impl Progress {
+    /// A record begins here.
+    pub(super) fn next_record(&self, record: Option<u64>) {
+        self.began.set(self.byte.get());
+        self.record.set(record);
+    }
+
+    /// Where the record began.
+    pub(super) fn position(&self) -> Position {
+        Position { byte: self.began.get(), record: self.record.get() }
+    }
+
+    /// Where reading is.
+    pub(super) fn here(&self) -> Position {
+        Position { byte: self.byte.get(), record: self.record.get() }
+    }
+
+    /// Keeps `error` while another one is passed up in its place.
+    pub(super) fn fail(&self, error: ImportError) {
+        self.failed.borrow_mut().get_or_insert(error);
+    }
+
+    pub(super) fn failure(&self) -> Option<ImportError> {
+        self.failed.borrow_mut().take()
+    }
+}
+
+/// Counts what is read, and ends it at the limits.
+pub(super) struct Meter<'r> {
+    reader: BufReader<Peeked<'r>>,
+    progress: Rc<Progress>,
+}
+
+impl<'r> Meter<'r> {
+    fn new(reader: Peeked<'r>, limits: Limits) -> Self {
+        let progress = Progress {
+            limits,
+            byte: Cell::new(0),
+            began: Cell::new(0),
+            record: Cell::new(None),
+            failed: RefCell::new(None),
+        };
+        Self { reader: BufReader::with_capacity(BUFFER, reader), progress: Rc::new(progress) }
+    }
+
+    pub(super) fn progress(&self) -> Rc<Progress> {
+        Rc::clone(&self.progress)
+    }
+
+    /// True at the end of the file.
+    #[cfg(feature = "chakra")]
+    pub(super) fn is_at_end(&mut self) -> Result<bool, ImportError> {
+        let left = self.reader.fill_buf().map(<[u8]>::is_empty);
+        left.map_err(|source| ImportError::Read { position: self.progress.here(), source })
+    }
+}
+
+impl Read for Meter<'_> {
+    #[inline]
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Progress { limits, byte, began, .. } = &*self.progress;
+        let read = self.reader.read(into)? as u64;
+        let now = byte.get().saturating_add(read);
+        byte.set(now);
+        if now - began.get() > limits.record_bytes || now > limits.total_bytes {
+            let (what, most) = match now > limits.total_bytes {
+                true => ("bytes in the file", limits.total_bytes),
+                false => ("bytes in one record", limits.record_bytes),
+            };
+            self.progress.fail(ImportError::Limit { position: self.progress.position(), what, most });
+            return Err(io::Error::other(what));
+        }
+        Ok(read as usize)
+    }
+}
