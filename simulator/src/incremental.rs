@@ -44,8 +44,11 @@
 //!   for its rows of edges. (An array per field needs four lines there, and as many translations.)
 //! - Edges are compressed rows, the same for all trials. What trials and adoptions add lies in an
 //!   overflow table; a flag in the record says whether to look.
-//! - A sweep goes through the operators in the order of their starts and writes finishes to an array of
-//!   their own: one pass over 40 bytes per operator and 4 per edge.
+//! - A sweep goes through columns of durations, releases, lanes and predecessors in the order of starts,
+//!   and writes finishes to a column of its own: one pass over 40 bytes per operator and 4 per edge.
+//!   [`Scenarios`] does the same with a row of finishes per operator, one per scenario.
+//! - A stretch of 64 operators without edges to other lanes, groups or effects is passed in one
+//!   evaluation, so that a change early on a long lane does not cost the length of the lane.
 //! - A trial never writes to its base. It keeps changed records in a compact list, and per record of
 //!   the base a number that says where; so a rollback costs what was changed, several threads can share
 //!   a base, and in steady state nothing is allocated.
@@ -80,19 +83,25 @@
 //!
 //! [`Nanos::MAX`]: slicescheduler_gmg::units::Nanos::MAX
 
+mod blocks;
 mod builder;
 mod edit;
 mod error;
 mod order;
+mod outcome;
 mod propagate;
 mod record;
+mod scenarios;
 mod schedule;
+mod steps;
 mod trial;
 mod usage;
 
 pub use builder::ScheduleBuilder;
 pub use edit::Place;
 pub use error::ScheduleError;
+pub use outcome::Outcome;
 pub use record::{AccountRef, Hold, LaneRef, Lateness, OpRef};
+pub use scenarios::{ScenarioChange, Scenarios};
 pub use schedule::Schedule;
 pub use trial::{Mark, Scratch, Settled, Trial};

@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
+use super::blocks::Blocks;
 use super::order::discover;
 use super::record::{Effect, GANG, Hold, ID, Lateness, ORIGIN, Record};
+use super::steps::Steps;
 use super::usage::Usage;
 use super::{AccountRef, LaneRef, OpRef, Schedule, ScheduleError};
 
@@ -126,8 +128,9 @@ impl ScheduleBuilder {
             gangs: ranges,
             members,
             lanes,
-            order: Vec::new(),
-            order_holds: true,
+            steps: Steps::default(),
+            steps_hold: false,
+            blocks: Blocks::default(),
             more: Default::default(),
             effect_begin,
             effects: effects.into_iter().map(|(_, effect)| effect).collect(),
@@ -137,12 +140,12 @@ impl ScheduleBuilder {
             version: 0,
         };
         schedule.fixed = std::iter::once(ORIGIN).chain(schedule.lanes.iter().copied()).collect();
-        schedule.order = discover(&schedule)?;
-        schedule.sweep();
-        let Schedule { order, records, .. } = &mut schedule;
-        order.sort_unstable_by_key(|&op| (records[op as usize].bound(), op));
+        let order = discover(&schedule)?;
+        schedule.fill_in(&order);
+        schedule.find_order()?;
         schedule.usages = accounts.into_iter().map(|(used, limit)| Usage::new(used, limit)).collect();
         schedule.count_effects();
+        schedule.blocks = Blocks::new(&schedule);
         Ok(schedule)
     }
 

@@ -36,8 +36,8 @@ impl Trial<'_> {
     /// [`ScheduleError::NoSuchOp`].
     pub fn set_release(&mut self, op: OpRef, release: Nanos) -> Result<(), ScheduleError> {
         self.operator(op)?;
-        self.record_mut(op.0).release = release.0;
         self.queue(op.0);
+        self.record_mut(op.0).release = release.0;
         Ok(())
     }
 
@@ -95,8 +95,7 @@ impl Trial<'_> {
         let (flags_in, flags_out) = (record.prev & !ID, record.next & !ID);
         let finish = record.finish;
         *record = Record { finish, prev: ORIGIN | flags_in, next: ORIGIN | flags_out, ..Record::REMOVED };
-        // A group of which the leader goes has another one.
-        self.rewired |= self.gang_of(op.0).is_some();
+        self.rewired = true;
         Ok(())
     }
 
@@ -138,6 +137,7 @@ impl Trial<'_> {
         self.operator(to)?;
         self.scratch.more.succs.entry(u64::from(from.0)).or_default().push(to.0);
         self.add_pred(from.0, to.0);
+        self.open(from.0);
         self.record_mut(from.0).next |= MORE_OUT;
         self.scratch.edges.push((from.0, to.0));
         self.queue(to.0);
@@ -183,10 +183,8 @@ impl Trial<'_> {
         let gang = (self.base.gangs.len() + self.scratch.gangs.len()) as u32;
         self.scratch.gangs.push(first..self.scratch.members.len() as u32);
         for &member in members {
-            // The origin takes the other half of the entry, so that both halves roll back alike.
-            self.scratch.more.succs.entry(u64::from(ORIGIN)).or_default().push(member.0);
             self.add_pred(GANG | gang, member.0);
-            self.scratch.edges.push((ORIGIN, member.0));
+            self.scratch.edges.push((GANG | gang, member.0));
         }
         if let Some(&member) = members.first() {
             self.set_unit_duration(member.0, longest);
@@ -248,6 +246,7 @@ impl Trial<'_> {
 
     /// `op` will be evaluated, as early as it was to start.
     fn queue(&mut self, op: u32) {
+        self.open(op);
         let key = self.view(op).bound();
         self.scratch.pending.push(Reverse((key, op)));
     }
@@ -280,16 +279,19 @@ impl Trial<'_> {
     }
 
     fn add_pred(&mut self, pred: u32, to: u32) {
+        self.open(to);
         self.scratch.more.preds.entry(u64::from(to)).or_default().push(pred);
         self.record_mut(to).prev |= MORE_IN;
     }
 
     fn set_prev(&mut self, op: u32, prev: u32) {
+        self.open(op);
         let record = self.record_mut(op);
         record.prev = (record.prev & !ID) | prev;
     }
 
     fn set_next(&mut self, op: u32, next: u32) {
+        self.open(op);
         let record = self.record_mut(op);
         record.next = (record.next & !ID) | next;
     }

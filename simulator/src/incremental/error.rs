@@ -1,5 +1,7 @@
 //! What a schedule refuses.
 
+use slicescheduler_gmg::units::Nanos;
+
 use super::{AccountRef, LaneRef, OpRef};
 
 /// Why a schedule could not be built or changed. Whatever was to be changed is as before.
@@ -35,6 +37,17 @@ pub enum ScheduleError {
         /// What was asked for.
         asked: usize,
     },
+    /// A scenario could last longer than times are exact in.
+    #[error("a scenario could last {asked}; scenarios are exact up to {most}")]
+    TooLong {
+        /// The limit.
+        most: Nanos,
+        /// The sum of all durations, behind the last release.
+        asked: Nanos,
+    },
+    /// The schedule was rewired since its order was found.
+    #[error("the order of the schedule is not known any more; find it again with `find_order`")]
+    OrderUnknown,
     /// The outcome was made from another version of the schedule.
     #[error("the outcome is of version {of} of the schedule, which is at version {at} now; ask again")]
     Stale {

@@ -3,9 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use smallvec::SmallVec;
+
 use super::order::{Network, discover, sweep};
 use super::record::{EDITED, GANG, NEVER, Record};
-use super::trial::{Dense, Settled};
+use super::steps::Edit;
+use super::trial::Settled;
 use super::{ScheduleError, Trial};
 
 /// Operators to be evaluated, the one that was to start first on top.
@@ -41,7 +44,7 @@ impl Trial<'_> {
     /// has to be discovered first takes several times as long.
     fn budget(&self) -> u32 {
         let count = self.scratch.slots.len() as u32;
-        if self.rewired || !self.base.order_holds { count / 4 + 64 } else { count / 48 + 4 }
+        if self.rewired || !self.base.steps_hold { count / 4 + 64 } else { count / 192 + 4 }
     }
 
     /// False if `budget` did not suffice, or only a sweep can tell.
@@ -55,6 +58,23 @@ impl Trial<'_> {
                 *evaluated += 1;
                 if *evaluated > budget {
                     return false;
+                }
+                if let Some((first, last, finish)) = self.block_from(op) {
+                    if finish == NEVER && self.rewired {
+                        return false;
+                    }
+                    let (was_first, was_last) = (self.view(op).finish, self.view(last));
+                    if first == was_first {
+                        break;
+                    }
+                    self.leave_stale(op);
+                    self.set_finish(op, first);
+                    self.set_finish(last, finish);
+                    match self.follow(was_last.next(), was_last.finish, finish, queue) {
+                        Some(next) => op = next,
+                        None => break,
+                    }
+                    continue;
                 }
                 let record = self.view(op);
                 let new = if record.is_operator() {
@@ -83,25 +103,34 @@ impl Trial<'_> {
                 }
                 self.write(op, record, new);
                 self.each_succ(op, |succ| self.reach(succ, record.finish, new, queue));
-                // The lane goes on at once if nothing else comes before.
-                let next = record.next();
-                let Some(key) = self.key_if_reached(next, record.finish, new) else { break };
-                if queue.peek().is_some_and(|Reverse(first)| *first < (key, next)) {
-                    queue.push(Reverse((key, next)));
-                    break;
+                match self.follow(record.next(), record.finish, new, queue) {
+                    Some(next) => op = next,
+                    None => break,
                 }
-                op = next;
             }
         }
         true
     }
 
+    /// The next operator of a lane if it is the next to be evaluated; else it is queued, unless
+    /// nothing changed for it.
+    fn follow(&self, next: u32, old: u64, new: u64, queue: &mut Queue) -> Option<u32> {
+        let key = self.key_if_reached(next, old, new)?;
+        if queue.peek().is_some_and(|Reverse(first)| *first < (key, next)) {
+            queue.push(Reverse((key, next)));
+            return None;
+        }
+        Some(next)
+    }
+
     /// False if only a sweep can tell.
     fn evaluate_gang(&mut self, gang: u32, queue: &mut Queue) -> bool {
         let (mut ready, mut duration) = (0, 0);
+        let mut members: SmallVec<[(u32, Record); 8]> = SmallVec::new();
         for &member in self.members(gang) {
-            let record = self.record(member);
+            let record = self.view(member);
             if record.is_operator() {
+                members.push((member, record));
                 duration = record.duration;
                 ready = ready.max(record.release).max(self.finish_of(record.prev()));
                 self.each_pred(member, |pred| {
@@ -115,10 +144,8 @@ impl Trial<'_> {
         if new == NEVER && self.rewired {
             return false;
         }
-        for place in 0..self.members(gang).len() {
-            let member = self.members(gang)[place];
-            let record = self.view(member);
-            if record.is_operator() && record.finish != new {
+        for (member, record) in members {
+            if record.finish != new {
                 self.write(member, record, new);
                 self.each_succ(member, |succ| self.reach(succ, record.finish, new, queue));
                 self.reach(record.next(), record.finish, new, queue);
@@ -146,11 +173,12 @@ impl Trial<'_> {
         if self.has_effects() && record.prev & EDITED == 0 {
             self.move_effects(op, record, finish);
         }
+        self.set_finish(op, finish);
+    }
+
+    pub(super) fn set_finish(&mut self, op: u32, finish: u64) {
         match self.scratch.dense.last_mut() {
-            Some(dense) => {
-                dense.log.push((op, record.finish));
-                dense.finish[op as usize] = finish;
-            }
+            Some(dense) => dense.set(self.base, op, finish),
             None => self.record_mut(op).finish = finish,
         }
     }
@@ -165,33 +193,48 @@ impl Trial<'_> {
 
     /// Computes everything anew.
     fn sweep_all(&mut self) -> Result<(), ScheduleError> {
-        let Dense { mut finish, mut log } = self.scratch.spare.pop().unwrap_or_default();
-        log.clear();
-        finish.resize(self.count(), 0);
-        for &fixed in &self.base.fixed {
-            finish[fixed as usize] = self.record(fixed).release;
-        }
-        for &op in &self.scratch.touched {
-            let record = self.record(op);
-            if !record.is_operator() {
-                finish[op as usize] = record.release;
-            }
-        }
-        if self.rewired || !self.base.order_holds {
-            sweep(self, &discover(self)?, &mut finish);
+        let mut new = self.scratch.spare.pop().unwrap_or_default();
+        new.log.clear();
+        new.by_step = !self.rewired && self.base.steps_hold;
+        if new.by_step {
+            self.sweep_steps(&mut new.finish);
         } else {
-            sweep(self, &self.base.order, &mut finish);
+            new.finish.clear();
+            new.finish.extend((0..self.count() as u32).map(|op| self.record(op).release));
+            sweep(self, &discover(self)?, &mut new.finish);
         }
+        self.close_blocks();
         if self.has_effects() {
             for op in 0..self.count() as u32 {
-                let record = self.view(op);
-                if record.finish != finish[op as usize] && record.prev & EDITED == 0 && record.is_operator() {
-                    self.move_effects(op, record, finish[op as usize]);
+                let (record, finish) = (self.view(op), new.at(self.base, op));
+                if record.finish != finish && record.prev & EDITED == 0 && record.is_operator() {
+                    self.move_effects(op, record, finish);
                 }
             }
         }
-        self.scratch.dense.push(Dense { finish, log });
+        self.scratch.dense.push(new);
         Ok(())
+    }
+
+    /// The steps of the base, with other durations and releases where they were changed.
+    fn sweep_steps(&mut self, finish: &mut Vec<u64>) {
+        let (base, mut free_at) = (self.base, std::mem::take(&mut self.scratch.free_at));
+        let mut edits = std::mem::take(&mut self.scratch.edits);
+        edits.clear();
+        for &op in &self.scratch.touched {
+            let (record, was) = (self.record(op), &base.records[op as usize]);
+            if record.is_operator() && (record.duration, record.release) != (was.duration, was.release) {
+                let releases = base.unit(op).map(|member| self.record(member).release);
+                let release = releases.max().unwrap_or_default();
+                let step = base.steps.step_of[base.leader(op) as usize];
+                edits.push(Edit { step, duration: record.duration, release });
+            }
+        }
+        edits.sort_unstable();
+        edits.dedup_by_key(|edit| edit.step);
+        base.begin_sweep(finish, &mut free_at, |fixed| self.record(fixed).release);
+        base.steps.sweep(&edits, &mut free_at, finish);
+        (self.scratch.free_at, self.scratch.edits) = (free_at, edits);
     }
 
     /// Changed operators do again what they do with their starts and finishes.

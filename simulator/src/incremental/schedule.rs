@@ -7,8 +7,10 @@ use slicescheduler_gmg::plan::Shortage;
 use slicescheduler_gmg::units::{Bytes, Nanos};
 use smallvec::SmallVec;
 
+use super::blocks::Blocks;
 use super::order::{Network, discover, sweep};
 use super::record::{Effect, GANG, Lateness, NEVER, Record};
+use super::steps::Steps;
 use super::usage::{Shift, Usage};
 use super::{AccountRef, LaneRef, OpRef, ScheduleBuilder, ScheduleError, Scratch, Trial};
 
@@ -33,10 +35,10 @@ pub struct Schedule {
     pub(super) members: Vec<u32>,
     /// The head of every lane.
     pub(super) lanes: Vec<u32>,
-    /// Every operator behind its inputs; of groups, the leaders.
-    pub(super) order: Vec<u32>,
-    /// False after an adoption that moved, inserted or connected something.
-    pub(super) order_holds: bool,
+    pub(super) steps: Steps,
+    /// False after an adoption that moved, inserted, removed or connected something.
+    pub(super) steps_hold: bool,
+    pub(super) blocks: Blocks,
     pub(super) more: More,
     /// Rows of `effects`; empty if there are none.
     pub(super) effect_begin: Vec<u32>,
@@ -107,31 +109,109 @@ impl Schedule {
         Trial::new(self, scratch)
     }
 
-    /// Computes every finish from scratch in the known order: the reference for trials. `finish`
-    /// is indexed like the schedule's records and is reused. O(operators + edges).
+    /// Computes every finish from scratch, into `finish`, and returns the last. What a trial saves.
+    /// The order of `finish` is the schedule's own; it is scratch. O(operators + edges) as long as
+    /// the order holds.
     ///
     /// # Errors
     /// [`ScheduleError::Cycle`]; not for a schedule that trials made.
-    pub fn sweep_into(&self, finish: &mut Vec<u64>) -> Result<(), ScheduleError> {
-        finish.resize(self.records.len(), 0);
-        for &fixed in &self.fixed {
-            finish[fixed as usize] = self.records[fixed as usize].release;
+    pub fn sweep_into(&self, finish: &mut Vec<u64>) -> Result<Nanos, ScheduleError> {
+        let mut free_at = Vec::new();
+        if self.steps_hold {
+            self.begin_sweep(finish, &mut free_at, |fixed| self.records[fixed as usize].release);
+            self.steps.sweep(&[], &mut free_at, finish);
+            return Ok(Nanos(free_at.into_iter().max().unwrap_or_default()));
         }
-        if self.order_holds {
-            sweep(self, &self.order, finish);
-        } else {
-            sweep(self, &discover(self)?, finish);
+        let order = discover(self)?;
+        finish.clear();
+        finish.extend(self.records.iter().map(|record| record.release));
+        sweep(self, &order, finish);
+        Ok(Nanos(order.iter().map(|&op| finish[op as usize]).max().unwrap_or_default()))
+    }
+
+    /// The first operator that a computation from scratch would find at another time: [`None`],
+    /// always. For tests and for those who doubt.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Cycle`]; not for a schedule that trials made.
+    pub fn first_difference(&self) -> Result<Option<OpRef>, ScheduleError> {
+        let mut finish = Vec::new();
+        self.sweep_into(&mut finish)?;
+        let place = |op: u32| if self.steps_hold { self.steps.step_of[op as usize] } else { op };
+        let differs = |&op: &u32| {
+            let record = &self.records[op as usize];
+            record.is_operator() && record.finish != finish[place(op) as usize]
+        };
+        Ok((0..self.records.len() as u32).find(differs).map(OpRef))
+    }
+
+    /// Finds the order of sweeps again, after adoptions that changed it. O(operators * log
+    /// operators + edges).
+    ///
+    /// # Errors
+    /// [`ScheduleError::Cycle`]; not for a schedule that trials made.
+    pub fn find_order(&mut self) -> Result<(), ScheduleError> {
+        if !self.steps_hold {
+            let mut order = discover(self)?;
+            // Stable: what never starts keeps its place behind its inputs.
+            order.sort_by_key(|&op| self.records[op as usize].start());
+            self.steps = Steps::new(self, order);
+            self.steps_hold = true;
         }
         Ok(())
     }
 
-    /// Fills the finishes in.
-    pub(super) fn sweep(&mut self) {
-        let mut finish = Vec::new();
-        if self.sweep_into(&mut finish).is_ok() {
-            for (record, finish) in self.records.iter_mut().zip(finish) {
-                record.finish = finish;
-            }
+    /// Prepares the columns of a sweep over the steps. `release_of` gives the releases of records
+    /// that are no operators.
+    pub(super) fn begin_sweep(&self, finish: &mut Vec<u64>, free_at: &mut Vec<u64>, release_of: impl Fn(u32) -> u64) {
+        finish.resize(self.steps.places, 0);
+        for (place, &fixed) in (self.steps.count()..).zip(&self.fixed) {
+            finish[place] = release_of(fixed);
+        }
+        free_at.clear();
+        free_at.extend(self.lanes.iter().map(|&head| release_of(head)));
+    }
+
+    /// The order of sweeps.
+    pub(super) fn steps(&self) -> Result<&Steps, ScheduleError> {
+        if self.steps_hold { Ok(&self.steps) } else { Err(ScheduleError::OrderUnknown) }
+    }
+
+    /// No scenario with these durations lasts longer.
+    pub(super) fn longest(&self) -> u64 {
+        let finite = |&&time: &&u64| time != NEVER;
+        let durations = self.steps.durations.iter().filter(finite).fold(0, |sum: u64, &time| sum.saturating_add(time));
+        let fixed = self.fixed.iter().map(|&fixed| self.records[fixed as usize].release);
+        let releases = self.steps.releases.iter().copied().chain(fixed).filter(|&time| time != NEVER);
+        durations.saturating_add(releases.max().unwrap_or_default())
+    }
+
+    /// The operators that run as one with `op`, those of its group that are left.
+    pub(super) fn unit(&self, op: u32) -> impl Iterator<Item = u32> + '_ {
+        let gang = self.gang_of(op);
+        let members = gang.map_or(&[][..], |gang| self.members(gang)).iter().copied();
+        members.filter(|&member| self.records[member as usize].is_operator()).chain(gang.is_none().then_some(op))
+    }
+
+    pub(super) fn unit_release(&self, op: u32) -> u64 {
+        self.unit(op).map(|member| self.records[member as usize].release).max().unwrap_or_default()
+    }
+
+    /// A changed record of an order that holds.
+    pub(super) fn refresh_step(&mut self, op: u32) {
+        let step = self.steps.step_of[self.leader(op) as usize] as usize;
+        if step < self.steps.count() {
+            self.steps.durations[step] = self.records[op as usize].duration;
+            self.steps.releases[step] = self.unit_release(op);
+        }
+    }
+
+    /// Fills the finishes in, for a new schedule.
+    pub(super) fn fill_in(&mut self, order: &[u32]) {
+        let mut finish: Vec<_> = self.records.iter().map(|record| record.release).collect();
+        sweep(self, order, &mut finish);
+        for (record, finish) in self.records.iter_mut().zip(finish) {
+            record.finish = finish;
         }
     }
 
@@ -154,6 +234,11 @@ impl Schedule {
         }
         self.late = late;
         shifts.sort_unstable_by_key(|shift| (shift.account, shift.at));
+        self.add_shifts(&shifts);
+    }
+
+    /// `shifts` are sorted by account.
+    pub(super) fn add_shifts(&mut self, shifts: &[Shift]) {
         for of_one in shifts.chunk_by(|one, other| one.account == other.account) {
             if let Some(usage) = self.usages.get_mut(of_one[0].account as usize) {
                 usage.add_all(of_one);

@@ -7,18 +7,49 @@ use std::ops::Range;
 use slicescheduler_gmg::plan::Shortage;
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
+use super::blocks::BlockState;
 use super::order::Network;
 use super::record::{Effect, GANG, ID, Lateness, MORE_IN, MORE_OUT, Record};
 use super::schedule::More;
+use super::steps::Edit;
 use super::usage::Shift;
 use super::{AccountRef, LaneRef, OpRef, Schedule};
 
 /// All finishes after a sweep, and what was changed in them since.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Dense {
     pub(super) finish: Vec<u64>,
-    /// Former values, oldest first.
+    /// True if `finish` has the order of the base's steps, else that of the records.
+    pub(super) by_step: bool,
+    /// Former values of places, oldest first.
     pub(super) log: Vec<(u32, u64)>,
+}
+
+impl Dense {
+    /// Where the finish of `op` is. Inserted operators come behind everything else.
+    fn place(&self, base: &Schedule, op: u32) -> usize {
+        match base.steps.step_of.get(op as usize) {
+            Some(&step) if self.by_step => step as usize,
+            _ if self.by_step => op as usize - base.records.len() + base.steps.places,
+            _ => op as usize,
+        }
+    }
+
+    pub(super) fn at(&self, base: &Schedule, op: u32) -> u64 {
+        self.finish[self.place(base, op)]
+    }
+
+    pub(super) fn set(&mut self, base: &Schedule, op: u32, finish: u64) {
+        let place = self.place(base, op);
+        self.log.push((place as u32, self.finish[place]));
+        self.finish[place] = finish;
+    }
+
+    /// Leaves `inserted` places for inserted operators.
+    fn truncate(&mut self, base: &Schedule, inserted: u32) {
+        let first = if self.by_step { base.steps.places } else { base.records.len() };
+        self.finish.truncate(first + inserted as usize);
+    }
 }
 
 /// The buffers of a [`Trial`]. One per thread; reused, so that a trial allocates nothing in steady
@@ -36,7 +67,7 @@ pub struct Scratch {
     pub(super) dense: Vec<Dense>,
     pub(super) spare: Vec<Dense>,
     pub(super) more: More,
-    /// Edges in `more`, oldest first.
+    /// Edges in `more` and memberships in groups, oldest first.
     pub(super) edges: Vec<(u32, u32)>,
     /// Rows of `members`, numbered behind those of the base.
     pub(super) gangs: Vec<Range<u32>>,
@@ -51,6 +82,13 @@ pub struct Scratch {
     /// Operators with the flag [`EDITED`](super::record::EDITED).
     pub(super) edited: Vec<u32>,
     pub(super) heap: BinaryHeap<Reverse<(u64, u32)>>,
+    /// By block of the base.
+    pub(super) blocks: Vec<BlockState>,
+    /// Former states, oldest first.
+    pub(super) block_log: Vec<(u32, BlockState)>,
+    /// Buffers of a sweep.
+    pub(super) free_at: Vec<u64>,
+    pub(super) edits: Vec<Edit>,
 }
 
 /// A state of a [`Trial`] to come back to.
@@ -66,6 +104,7 @@ pub struct Mark {
     inserted: u32,
     effects: usize,
     shifts: usize,
+    blocks: usize,
     late: Lateness,
     pub(super) rewired: bool,
 }
@@ -98,6 +137,7 @@ impl<'a> Trial<'a> {
     pub(super) fn new(base: &'a Schedule, scratch: &'a mut Scratch) -> Self {
         scratch.clear();
         scratch.slots.resize(base.records.len(), 0);
+        scratch.blocks.resize(base.blocks.count(), BlockState::Current);
         let settled = Mark {
             records: 0,
             saved: 0,
@@ -109,6 +149,7 @@ impl<'a> Trial<'a> {
             inserted: 0,
             effects: 0,
             shifts: 0,
+            blocks: 0,
             late: base.late,
             rewired: false,
         };
@@ -136,11 +177,11 @@ impl<'a> Trial<'a> {
         }
         if let Some(dense) = scratch.dense.last_mut() {
             while dense.log.len() > mark.log {
-                if let Some((op, finish)) = dense.log.pop() {
-                    dense.finish[op as usize] = finish;
+                if let Some((place, finish)) = dense.log.pop() {
+                    dense.finish[place as usize] = finish;
                 }
             }
-            dense.finish.truncate(self.base.records.len() + mark.inserted as usize);
+            dense.truncate(self.base, mark.inserted);
         }
         while scratch.saved.len() > mark.saved {
             if let Some((slot, record)) = scratch.saved.pop() {
@@ -154,8 +195,15 @@ impl<'a> Trial<'a> {
         scratch.slots.truncate(self.base.records.len() + mark.inserted as usize);
         while scratch.edges.len() > mark.edges {
             if let Some((from, to)) = scratch.edges.pop() {
-                scratch.more.succs.get_mut(&u64::from(from)).map(|row| row.pop());
                 scratch.more.preds.get_mut(&u64::from(to)).map(|row| row.pop());
+                if from & GANG == 0 {
+                    scratch.more.succs.get_mut(&u64::from(from)).map(|row| row.pop());
+                }
+            }
+        }
+        while scratch.block_log.len() > mark.blocks {
+            if let Some((block, state)) = scratch.block_log.pop() {
+                scratch.blocks[block as usize] = state;
             }
         }
         scratch.gangs.truncate(mark.gangs);
@@ -181,6 +229,7 @@ impl<'a> Trial<'a> {
             inserted: scratch.inserted,
             effects: scratch.effects.len(),
             shifts: scratch.shifts.len(),
+            blocks: scratch.block_log.len(),
             late: self.late,
             rewired: self.rewired,
         };
@@ -188,12 +237,12 @@ impl<'a> Trial<'a> {
 
     /// When `op` starts; [`Nanos::MAX`] if it never finishes, zero if it was removed.
     pub fn start(&self, op: OpRef) -> Nanos {
-        if self.knows(op) { Nanos(self.view(op.0).start()) } else { Nanos::ZERO }
+        if self.knows(op) { Nanos(self.current(op.0).start()) } else { Nanos::ZERO }
     }
 
     /// When `op` finishes; [`Nanos::MAX`] if never, zero if it was removed.
     pub fn finish(&self, op: OpRef) -> Nanos {
-        if self.knows(op) { Nanos(self.finish_of(op.0)) } else { Nanos::ZERO }
+        if self.knows(op) { Nanos(self.current(op.0).finish) } else { Nanos::ZERO }
     }
 
     /// From when on `op` holds its lane: its start, or for a member of a group its own arrival.
@@ -202,7 +251,7 @@ impl<'a> Trial<'a> {
             return Nanos::ZERO;
         }
         let record = self.record(op.0);
-        let mut ready = record.release.max(self.finish_of(record.prev()));
+        let mut ready = record.release.max(self.current(record.prev()).finish);
         self.each_pred(op.0, |pred| {
             if pred & GANG == 0 {
                 ready = ready.max(self.finish_of(pred));
@@ -258,14 +307,14 @@ impl<'a> Trial<'a> {
     pub(super) fn view(&self, op: u32) -> Record {
         let mut record = *self.record(op);
         if let Some(dense) = self.scratch.dense.last() {
-            record.finish = dense.finish[op as usize];
+            record.finish = dense.at(self.base, op);
         }
         record
     }
 
     pub(super) fn finish_of(&self, op: u32) -> u64 {
         match self.scratch.dense.last() {
-            Some(dense) => dense.finish[op as usize],
+            Some(dense) => dense.at(self.base, op),
             None => self.record(op).finish,
         }
     }
@@ -314,6 +363,11 @@ impl Scratch {
         for op in self.touched.drain(..) {
             if let Some(slot) = self.slots.get_mut(op as usize) {
                 *slot = 0;
+            }
+        }
+        for (block, _) in self.block_log.drain(..) {
+            if let Some(state) = self.blocks.get_mut(block as usize) {
+                *state = BlockState::Current;
             }
         }
         self.spare.append(&mut self.dense);

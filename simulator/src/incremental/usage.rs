@@ -162,13 +162,13 @@ impl Usage {
         let Range { mut start, end } = range;
         while start < end {
             let block = start / FAN;
-            let whole = start % FAN == 0 && start + FAN <= end;
+            let whole = start.is_multiple_of(FAN) && start + FAN <= end;
             if whole && self.levels.first().is_some_and(|level| level[block] <= threshold) {
                 // Whole blocks of blocks are passed over alike.
                 let mut step = FAN;
                 for (height, level) in self.levels.iter().enumerate().skip(1) {
                     let size = FAN.pow(height as u32 + 1);
-                    if start % size != 0 || start + size > end || level[start / size] > threshold {
+                    if !start.is_multiple_of(size) || start + size > end || level[start / size] > threshold {
                         break;
                     }
                     step = size;

@@ -1,9 +1,11 @@
 //! Random schedules, random changes, nested marks.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_simulator::incremental::{
-    AccountRef, Hold, LaneRef, Mark, OpRef, Place, ScheduleError, Scratch, Trial,
+    AccountRef, Hold, LaneRef, Mark, OpRef, Place, ScenarioChange, Scenarios, Schedule, ScheduleError, Scratch, Trial,
 };
 
 use crate::model::{Model, NEVER, Op, of_schedule, of_trial};
@@ -99,6 +101,27 @@ prop_compose! {
         for (op, due) in dues {
             model.ops[op].due = Some(due);
         }
+        model
+    }
+}
+
+prop_compose! {
+    /// Long lanes with hardly an edge, so that shifts run far.
+    fn long_models()(lanes in 1usize..3, ops in 130usize..320, spread in 0u64..12)(
+        lane_of in prop::collection::vec(0..lanes, ops),
+        times in prop::collection::vec((1u64..20, 0u64..20), ops),
+        edges in prop::collection::vec((0..ops, 0..ops), 0..3),
+        holds in prop::collection::vec((0..ops, 0usize..2, 0u64..30, 0u64..30), 0..2),
+        lanes in Just(lanes), spread in Just(spread),
+    ) -> Model {
+        let mut model = Model { lanes: vec![Vec::new(); lanes], free_at: vec![3; lanes], ..Model::default() };
+        model.accounts = vec![(0, 9), (0, 9)];
+        for (op, &(duration, release)) in times.iter().enumerate() {
+            model.ops.push(Op { duration, release: release + op as u64 * spread / lanes as u64, ..Op::default() });
+            model.lanes[lane_of[op]].push(op);
+        }
+        model.edges.extend(edges.into_iter().filter(|(one, other)| one < other));
+        holds.into_iter().for_each(|(op, account, taken, freed)| model.ops[op].holds.push((account, taken, freed)));
         model
     }
 }
@@ -300,5 +323,78 @@ proptest! {
         let trial = schedule.trial(&mut scratch);
         run(&mut Bench { trial, model: model.clone(), refs: refs.clone(), lanes: lanes.clone(), accounts: accounts.clone(), own }, &steps)?;
         prop_assert_eq!(of_schedule(&schedule, &refs, &lanes, &accounts), model.answers(&model.solve().unwrap()));
+    }
+
+    #[test]
+    fn shifts_that_run_far_end_where_a_computation_from_scratch_ends(
+        model in long_models(), steps in prop::collection::vec(step(), 1..6),
+    ) {
+        let (schedule, refs, lanes, accounts) = model.build();
+        let mut scratch = Scratch::default();
+        let (trial, own) = (schedule.trial(&mut scratch), model.ops.len());
+        run(&mut Bench { trial, model, refs, lanes, accounts, own }, &steps)?;
+    }
+
+    #[test]
+    fn an_adopted_outcome_is_the_schedule_that_the_trial_saw(
+        model in prop_oneof![4 => models(), 1 => long_models()],
+        rounds in prop::collection::vec((prop::collection::vec(step(), 1..4), any::<bool>()), 1..5),
+    ) {
+        let (schedule, mut refs, lanes, accounts) = model.build();
+        let (mut schedule, mut model) = (Arc::new(schedule), model);
+        let mut scratch = Scratch::default();
+        let mut old = None;
+        for (steps, find_order) in rounds {
+            let base = schedule.clone();
+            let trial = base.trial(&mut scratch);
+            let own = model.ops.len();
+            let mut bench = Bench { trial, model, refs, lanes: lanes.clone(), accounts: accounts.clone(), own };
+            run(&mut bench, &steps)?;
+            let outcome = bench.trial.outcome(&base).unwrap();
+            (model, refs) = (bench.model, bench.refs);
+            let expected = model.answers(&model.solve().unwrap());
+            let times: Vec<_> = refs.iter().map(|&op| (outcome.start(op).get(), outcome.finish(op).get())).collect();
+            prop_assert_eq!(&times, &expected.times);
+            drop(base);
+            Schedule::adopt(&mut schedule, outcome.clone()).unwrap();
+            let again = Schedule::adopt(&mut schedule, outcome.clone());
+            prop_assert!(matches!(again, Err(ScheduleError::Stale { .. })), "{:?}", again);
+            prop_assert_eq!(of_schedule(&schedule, &refs, &lanes, &accounts), expected);
+            prop_assert_eq!(schedule.first_difference().unwrap(), None);
+            if find_order {
+                Arc::make_mut(&mut schedule).find_order().unwrap();
+                prop_assert_eq!(schedule.first_difference().unwrap(), None);
+            }
+            old = Some(outcome);
+        }
+        prop_assert!(old.is_none_or(|old| old.base().version() + 1 == schedule.version()));
+    }
+
+    #[test]
+    fn every_scenario_ends_as_it_would_alone(
+        model in models(),
+        changes in prop::collection::vec((0usize..4, any::<prop::sample::Index>(), 0u64..40), 0..30),
+    ) {
+        let (schedule, refs, lanes, _) = model.build();
+        let mut alone = vec![model.clone(); 4];
+        let mut together = Vec::new();
+        for (scenario, op, duration) in changes {
+            let op = op.index(refs.len());
+            let duration = if duration == 39 { NEVER } else { duration };
+            alone[scenario].set_duration(op, duration);
+            together.push(ScenarioChange { scenario, op: refs[op], duration: Nanos(duration) });
+        }
+        let mut scenarios = Scenarios::<4>::default();
+        scenarios.sweep(&schedule, &together).unwrap();
+        for (scenario, model) in alone.iter().enumerate() {
+            let finish = model.solve().unwrap();
+            for (op, &reference) in refs.iter().enumerate() {
+                prop_assert_eq!(scenarios.finish(&schedule, reference, scenario), Nanos(finish[op]));
+            }
+            for (lane, &reference) in lanes.iter().enumerate() {
+                let end = model.lanes[lane].last().map_or(model.free_at[lane], |&op| finish[op]);
+                prop_assert_eq!(scenarios.lane_end(reference, scenario), Nanos(end));
+            }
+        }
     }
 }
