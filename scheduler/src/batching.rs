@@ -3,7 +3,10 @@
 //! The rules are those of vLLM V1: running sequences first, in the order of their arrival, then
 //! waiting ones; a prompt is computed in chunks within the iteration's token budget; a sequence
 //! holds KV blocks for what it has computed; when blocks run out, the youngest running sequence is
-//! preempted, loses its blocks, and is recomputed later.
+//! preempted, loses its blocks, and is recomputed later, before everybody else who waits. A prompt
+//! whose beginning lies in the replica's [prefix cache](PrefixCache) is computed from there on. With
+//! [`BatchOptions::ahead`] an iteration is formed before the one before it has ended: rows count as
+//! computed once they are in flight, and tokens as pending until they come.
 //!
 //! Pure logic: no clock, no thread, no memory of its own. The same code serves for real and is
 //! unrolled by forecasts ([`ReplicaForecast`] is its [`Continuation`]).
@@ -12,37 +15,29 @@
 //! an iteration are a subsequence of the replica's running list; blocks that a sequence holds are
 //! `ceil(computed / block tokens)` or more, never less than its computed tokens need.
 //!
+//! | module | what it holds |
+//! |---|---|
+//! | [`options`] | how a tenant batches, with vLLM's values; padding to captured sizes |
+//! | [`prefix_cache`] | which blocks of a replica hold the beginning of which prompt |
+//! | iteration | the rule itself |
+//! | replica, tenant | sequences of a replica; the queue of a tenant |
+//! | forecast | the same rule as a [`Continuation`] |
+//!
 //! [`Continuation`]: slicescheduler_gmg::plan::Continuation
 
 mod forecast;
 mod iteration;
+pub mod options;
+pub mod prefix_cache;
+mod replica;
 mod sequence;
 mod tenant;
 
 pub use forecast::ReplicaForecast;
 pub(crate) use iteration::late_prefix;
 pub use iteration::{Iteration, plan_iteration};
-pub use sequence::{Completed, Sequence};
-pub use tenant::{Batcher, ReplicaState};
-
-/// How a tenant's replicas batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BatchOptions {
-    /// Most tokens that one iteration computes.
-    pub token_budget: u32,
-    /// Most sequences that run at a time on one replica.
-    pub max_sequences: u32,
-    /// Tokens that one KV block holds.
-    pub block_tokens: u32,
-    /// Blocks that must stay free per running sequence when a waiting one is admitted. Spares
-    /// preemptions when answers grow; vLLM's own rule is zero.
-    pub growth_reserve: u32,
-    /// Requests that are visible to batching at a time; the rest of a backlog waits outside.
-    pub window: u32,
-}
-
-impl Default for BatchOptions {
-    fn default() -> Self {
-        Self { token_budget: 2048, max_sequences: 256, block_tokens: 16, growth_reserve: 3, window: u32::MAX }
-    }
-}
+pub use options::{BatchOptions, CaptureSizes, OptionsError};
+pub use prefix_cache::PrefixCache;
+pub use replica::ReplicaState;
+pub use sequence::{BlockHashes, Completed, Sequence};
+pub use tenant::Batcher;

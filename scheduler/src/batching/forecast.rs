@@ -33,22 +33,19 @@ impl ReplicaForecast {
     }
 
     fn absorb(&mut self, finished: &JobSpec, at: Nanos) {
-        self.state.absorb(finished, at);
+        self.state.absorb(finished, &mut self.waiting, at, self.options.block_tokens);
         let limits = &mut self.limits;
-        self.state.running.retain(|sequence| {
-            let ends = sequence.produced >= sequence.max_output;
-            if ends {
-                limits.new_blocks = limits.new_blocks.saturating_add(sequence.blocks);
-            }
-            !ends
-        });
+        let ends = |sequence: &Sequence| sequence.produced >= sequence.max_output;
+        self.state.end(ends, |_, freed| limits.new_blocks = limits.new_blocks.saturating_add(freed));
     }
 
     fn form(&mut self) -> Option<JobSpec> {
-        plan_iteration(&self.state.running, &self.waiting, &self.options, self.limits, &mut self.scratch);
+        let cache = self.state.cache.as_ref();
+        plan_iteration(&self.state.running, &self.waiting, cache, &self.options, self.limits, &mut self.scratch);
         let limits = &mut self.limits;
-        let formed = self.state.commit(self.id, &self.scratch, &mut self.waiting, |_, _, freed| {
-            limits.new_blocks = limits.new_blocks.saturating_add(freed);
+        let block_tokens = self.options.block_tokens;
+        let formed = self.state.commit(self.id, &self.scratch, &mut self.waiting, block_tokens, |lost| {
+            limits.new_blocks = limits.new_blocks.saturating_add(lost.freed);
         });
         limits.new_blocks = limits.new_blocks.saturating_sub(self.scratch.new_blocks);
         formed

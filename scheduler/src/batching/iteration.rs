@@ -7,7 +7,8 @@ use slicescheduler_gmg::plan::BatchLimits;
 use slicescheduler_gmg::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, TOKENS};
 use slicescheduler_gmg::units::Nanos;
 
-use crate::batching::{BatchOptions, Sequence};
+use crate::batching::prefix_cache::{Draft, Found};
+use crate::batching::{BatchOptions, PrefixCache, Sequence};
 
 /// A planned iteration. Reused from one plan to the next, so planning does not allocate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct Iteration {
     pub passed_over: u32,
     /// Sequences that come from the waiting list, after those that are passed over.
     pub admitted: u32,
+    /// Blocks that each admitted sequence finds in the prefix cache.
+    pub found: Vec<u32>,
     /// True if a waiting sequence stayed out for want of blocks.
     pub short_of_blocks: bool,
     /// Rows that belong to the computation of a prompt.
@@ -64,14 +67,17 @@ impl Iteration {
 
     fn reset(&mut self) {
         let (mut rows, mut growth) = (std::mem::take(&mut self.rows), std::mem::take(&mut self.growth));
+        let mut found = std::mem::take(&mut self.found);
         rows.clear();
         growth.clear();
-        *self = Self { rows, growth, due: Nanos::MAX, pace: Nanos::MAX, ..Self::default() };
+        found.clear();
+        *self = Self { rows, growth, found, due: Nanos::MAX, pace: Nanos::MAX, ..Self::default() };
     }
 
-    fn push(&mut self, sequence: &Sequence, tokens: u32, blocks: u32) {
-        let (position, end) = (sequence.computed, sequence.computed + tokens);
-        let emits = tokens == sequence.remaining();
+    /// Adds `tokens` tokens of `sequence` from `position` on.
+    fn push(&mut self, sequence: &Sequence, position: u32, tokens: u32, blocks: u32) {
+        let end = position + tokens;
+        let emits = end == sequence.tokens() + sequence.pending;
         self.rows.push(Row { request: sequence.request, position, tokens, emits });
         if blocks > 0 {
             self.growth.push(KvGrowth { request: sequence.request, blocks });
@@ -88,28 +94,33 @@ impl Iteration {
     }
 }
 
-/// Plans the next iteration of a replica into `iteration`, without changing anything.
-/// O(running + admitted).
+/// Plans the next iteration of a replica into `iteration`, without changing anything. `cache` is the
+/// replica's prefix cache if it has one; its free blocks bound the plan as well as the limits do.
+/// O(running + admitted + blocks found).
 pub fn plan_iteration(
     running: &[Sequence],
     waiting: &VecDeque<Sequence>,
+    cache: Option<&PrefixCache>,
     options: &BatchOptions,
     limits: BatchLimits,
     iteration: &mut Iteration,
 ) {
     iteration.reset();
     let mut tokens_left = limits.tokens;
-    let mut blocks_left = limits.new_blocks;
+    let mut blocks_left = cache.map_or(limits.new_blocks, |cache| limits.new_blocks.min(cache.free()));
+    let mut draft = cache.map(Draft::of);
     let mut end = running.len();
     let mut index = 0;
     while index < end && tokens_left > 0 {
         let sequence = &running[index];
-        let tokens = sequence.remaining().min(tokens_left);
-        let needed = Sequence::blocks_for(sequence.computed + tokens, options.block_tokens);
+        let tokens = options.chunk(sequence.remaining_ahead()).min(tokens_left);
+        let needed = Sequence::blocks_for(sequence.position() + tokens, options.block_tokens);
         let blocks = needed.saturating_sub(sequence.blocks);
         while blocks > blocks_left && end > index {
             end -= 1;
-            blocks_left = blocks_left.saturating_add(running[end].blocks);
+            let lost = &running[end];
+            let freed = cache.map_or(lost.blocks, |cache| cache.released_by(lost.request));
+            blocks_left = blocks_left.saturating_add(freed);
             iteration.preempted += 1;
         }
         if end == index {
@@ -118,7 +129,10 @@ pub fn plan_iteration(
         if tokens > 0 {
             blocks_left -= blocks;
             tokens_left -= tokens;
-            iteration.push(sequence, tokens, blocks);
+            if let Some(draft) = &mut draft {
+                draft.take(blocks);
+            }
+            iteration.push(sequence, sequence.position(), tokens, blocks);
         }
         index += 1;
     }
@@ -128,21 +142,29 @@ pub fn plan_iteration(
     let late = late_prefix(waiting, limits.not_due_before);
     iteration.passed_over = late as u32;
     for (live, sequence) in (running.len() as u32..).zip(waiting.iter().skip(late)) {
-        if tokens_left == 0 || live >= limits.sequences {
+        if tokens_left == 0 || live >= limits.sequences || sequence.pending > 0 {
             break;
         }
-        let tokens = sequence.remaining().min(tokens_left);
-        let whole = Sequence::blocks_for(sequence.tokens(), options.block_tokens);
+        let found = draft.as_ref().map_or(Found::default(), |draft| draft.find(sequence, options.block_tokens));
+        let cached = found.blocks * options.block_tokens;
+        let tokens = options.chunk(sequence.tokens() - cached).min(tokens_left);
+        let end = cached + tokens;
+        let reserved = if options.reserve_prompt { sequence.tokens() } else { end };
+        let whole = Sequence::blocks_for(reserved, options.block_tokens) - found.blocks + found.free;
         let reserve = if live > 0 { options.growth_reserve.saturating_mul(live + 1) } else { 0 };
         if whole.saturating_add(reserve).saturating_add(limits.keep_free) > blocks_left {
             iteration.short_of_blocks = true;
             break;
         }
-        let blocks = Sequence::blocks_for(tokens, options.block_tokens);
-        blocks_left -= blocks;
+        let blocks = Sequence::blocks_for(end, options.block_tokens) - found.blocks;
+        blocks_left -= blocks + found.free;
         tokens_left -= tokens;
+        if let Some(draft) = &mut draft {
+            draft.admit(sequence, found, blocks, end / options.block_tokens.max(1));
+        }
         iteration.admitted += 1;
-        iteration.push(sequence, tokens, blocks);
+        iteration.found.push(found.blocks);
+        iteration.push(sequence, cached, tokens, blocks);
     }
 }
 
@@ -160,8 +182,15 @@ mod tests {
     use slicescheduler_gmg::id::RequestId;
     use slicescheduler_gmg::tenant::Slo;
 
-    const OPTIONS: BatchOptions =
-        BatchOptions { token_budget: 64, max_sequences: 8, block_tokens: 4, growth_reserve: 0, window: u32::MAX };
+    fn options() -> BatchOptions {
+        BatchOptions {
+            token_budget: 64,
+            max_sequences: 8,
+            block_tokens: 4,
+            growth_reserve: 0,
+            ..BatchOptions::default()
+        }
+    }
 
     fn limits(tokens: u32, new_blocks: u32) -> BatchLimits {
         BatchLimits { tokens, sequences: 8, new_blocks, keep_free: 0, not_due_before: Nanos::ZERO }
@@ -174,7 +203,7 @@ mod tests {
 
     fn plan(running: &[Sequence], waiting: Vec<Sequence>, limits: BatchLimits) -> Iteration {
         let mut iteration = Iteration::default();
-        plan_iteration(running, &waiting.into(), &OPTIONS, limits, &mut iteration);
+        plan_iteration(running, &waiting.into(), None, &options(), limits, &mut iteration);
         iteration
     }
 

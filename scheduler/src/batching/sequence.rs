@@ -1,8 +1,26 @@
 //! One request as batching sees it.
 
+use std::sync::Arc;
+
 use slicescheduler_gmg::id::{RequestId, TenantId};
 use slicescheduler_gmg::tenant::Slo;
 use slicescheduler_gmg::units::Nanos;
+
+/// The chained hashes of the full blocks of a prompt: equal hashes mean equal beginnings. Without
+/// them, and beyond them, the content of a sequence is its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockHashes(Option<Arc<[u64]>>);
+
+impl BlockHashes {
+    /// One hash per full block, each that of the block's tokens and of the hash before it.
+    pub fn new(hashes: impl Into<Arc<[u64]>>) -> Self {
+        Self(Some(hashes.into()))
+    }
+
+    fn get(&self, index: u32) -> Option<u64> {
+        self.0.as_ref()?.get(index as usize).copied()
+    }
+}
 
 /// The progress of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,8 +39,14 @@ pub struct Sequence {
     pub computed: u32,
     /// Output tokens so far.
     pub produced: u32,
+    /// Tokens more that iterations in flight compute.
+    pub ahead: u32,
+    /// Output tokens more that iterations in flight give.
+    pub pending: u32,
     /// KV blocks that it holds.
     pub blocks: u32,
+    /// What the blocks of its prompt contain.
+    pub hashes: BlockHashes,
     /// When its first token came; [`Nanos::MAX`] before.
     pub first_token: Nanos,
     /// When its latest token came.
@@ -67,12 +91,26 @@ impl Sequence {
             max_output,
             computed: 0,
             produced: 0,
+            ahead: 0,
+            pending: 0,
             blocks: 0,
+            hashes: BlockHashes::default(),
             first_token: Nanos::MAX,
             last_token: Nanos::ZERO,
             late: 0,
             preemptions: 0,
         }
+    }
+
+    /// Tells what the blocks of its prompt contain, so that they can be shared.
+    #[must_use]
+    pub fn with_hashes(self, hashes: BlockHashes) -> Self {
+        Self { hashes, ..self }
+    }
+
+    /// The chained hash of its block `index`; unique to this request beyond the known ones.
+    pub(crate) fn block_hash(&self, index: u32) -> u64 {
+        self.hashes.get(index).unwrap_or_else(|| own_hash(self.request.0, index))
     }
 
     /// Tokens of prompt and answer so far.
@@ -85,9 +123,23 @@ impl Sequence {
         self.tokens().saturating_sub(self.computed)
     }
 
+    /// Where the next iteration goes on: after what is computed, now or in flight.
+    pub(crate) fn position(&self) -> u32 {
+        self.computed.saturating_add(self.ahead)
+    }
+
+    /// Tokens that the next iteration may compute, counting those in flight as computed and their
+    /// output as there. Zero if the last token of the answer is in flight already.
+    pub(crate) fn remaining_ahead(&self) -> u32 {
+        if self.pending > 0 && self.produced.saturating_add(self.pending) >= self.max_output {
+            return 0;
+        }
+        self.tokens().saturating_add(self.pending).saturating_sub(self.position())
+    }
+
     /// True if the next iteration is all that the next output token needs.
     pub fn is_decoding(&self) -> bool {
-        self.produced > 0 && self.remaining() <= 1
+        self.produced + self.pending > 0 && self.remaining_ahead() <= 1
     }
 
     /// When its next token is due; [`Nanos::MAX`] without a service level. Once the first token was
@@ -124,9 +176,31 @@ impl Sequence {
         self.produced += 1;
     }
 
-    /// Forgets what was computed; the tokens produced so far stay.
+    /// An iteration that computes `tokens` of it is on its way.
+    pub(crate) fn depart(&mut self, tokens: u32, emits: bool) {
+        self.ahead += tokens;
+        self.pending += u32::from(emits);
+    }
+
+    /// An iteration that computed `tokens` of it has come back.
+    pub(crate) fn arrive(&mut self, tokens: u32, emits: bool, at: Nanos) {
+        self.computed += tokens;
+        self.ground(tokens, emits);
+        if emits {
+            self.emit(at);
+        }
+    }
+
+    /// An iteration that computes `tokens` of it will not come back.
+    pub(crate) fn ground(&mut self, tokens: u32, emits: bool) {
+        self.ahead = self.ahead.saturating_sub(tokens);
+        self.pending = self.pending.saturating_sub(u32::from(emits));
+    }
+
+    /// Forgets what was computed; the tokens produced so far stay, and those in flight will come.
     pub(crate) fn preempt(&mut self) {
         self.computed = 0;
+        self.ahead = 0;
         self.blocks = 0;
         self.preemptions += 1;
     }
@@ -144,6 +218,14 @@ impl Sequence {
             preemptions: self.preemptions,
         }
     }
+}
+
+/// A hash that no other block has, but for accidents of 64 bits: the finalizer of SplitMix64.
+fn own_hash(request: u64, index: u32) -> u64 {
+    let mut state = request.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (u64::from(index) << 32 | 0x5bd1_e995);
+    state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    state ^ (state >> 31)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The queue and the replicas of one tenant.
+//! The queue of one tenant, and its replicas.
 
 use std::collections::VecDeque;
 
@@ -7,95 +7,9 @@ use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::plan::{BatchLimits, Ended};
 use slicescheduler_gmg::units::Nanos;
 
-use crate::batching::{BatchOptions, Completed, Iteration, ReplicaForecast, Sequence, plan_iteration};
-
-/// One replica: the sequences whose KV cache lies on its device.
-#[derive(Clone, Debug)]
-pub struct ReplicaState {
-    /// The device.
-    pub device: DeviceId,
-    /// The model that it runs.
-    pub model: ModelId,
-    pub(crate) running: Vec<Sequence>,
-    pub(crate) in_flight: bool,
-    pub(crate) iteration: u64,
-}
-
-impl ReplicaState {
-    /// Sequences that hold blocks here, oldest admission first.
-    pub fn running(&self) -> &[Sequence] {
-        &self.running
-    }
-
-    /// True while an iteration was formed and has not been completed or abandoned.
-    pub fn is_in_flight(&self) -> bool {
-        self.in_flight
-    }
-
-    /// Blocks that its sequences hold.
-    pub fn blocks(&self) -> u32 {
-        self.running.iter().map(|sequence| sequence.blocks).sum()
-    }
-
-    /// Turns a plan made for this replica and `waiting` into the iteration's job.
-    pub(crate) fn commit(
-        &mut self,
-        id: ReplicaId,
-        plan: &Iteration,
-        waiting: &mut VecDeque<Sequence>,
-        mut preempted: impl FnMut(RequestId, DeviceId, u32),
-    ) -> Option<JobSpec> {
-        for _ in 0..plan.preempted {
-            if let Some((request, freed)) = self.preempt_youngest(waiting) {
-                preempted(request, self.device, freed);
-            }
-        }
-        if plan.is_empty() {
-            return None;
-        }
-        let passed_over = plan.passed_over as usize;
-        self.running.extend(waiting.drain(passed_over..passed_over + plan.admitted as usize));
-        let mut grown = plan.growth.iter().peekable();
-        for sequence in &mut self.running {
-            if let Some(growth) = grown.next_if(|growth| growth.request == sequence.request) {
-                sequence.blocks += growth.blocks;
-            }
-        }
-        let key = JobKey { tenant: id.tenant.0, replica: id.index, iteration: self.iteration };
-        self.iteration += 1;
-        self.in_flight = true;
-        Some(JobSpec {
-            key,
-            binding: plan.binding(),
-            rows: plan.rows.clone(),
-            growth: plan.growth.clone(),
-            ..JobSpec::of(self.model)
-        })
-    }
-
-    /// The rows of `finished` are computed.
-    pub(crate) fn absorb(&mut self, finished: &JobSpec, at: Nanos) {
-        self.in_flight = false;
-        let mut rows = finished.rows.iter().peekable();
-        for sequence in &mut self.running {
-            if let Some(row) = rows.next_if(|row| row.request == sequence.request) {
-                sequence.computed += row.tokens;
-                if row.emits {
-                    sequence.emit(at);
-                }
-            }
-        }
-    }
-
-    fn preempt_youngest(&mut self, waiting: &mut VecDeque<Sequence>) -> Option<(RequestId, u32)> {
-        let mut sequence = self.running.pop()?;
-        let (request, freed) = (sequence.request, sequence.blocks);
-        sequence.preempt();
-        let place = waiting.partition_point(|other| (other.arrival, other.request) < (sequence.arrival, request));
-        waiting.insert(place, sequence);
-        Some((request, freed))
-    }
-}
+use crate::batching::{
+    BatchOptions, Completed, Iteration, PrefixCache, ReplicaForecast, ReplicaState, Sequence, plan_iteration,
+};
 
 /// Continuous batching for one tenant: one queue of waiting requests in the order of arrival, from
 /// which every replica takes what its next iteration has room for.
@@ -135,7 +49,15 @@ impl Batcher {
     /// Adds a replica of `model` on `device`.
     pub fn add_replica(&mut self, model: ModelId, device: DeviceId) -> ReplicaId {
         let index = self.replicas.len() as u32;
-        self.replicas.push(ReplicaState { device, model, running: Vec::new(), in_flight: false, iteration: 0 });
+        self.replicas.push(ReplicaState::new(model, device, None));
+        ReplicaId { tenant: self.tenant, index }
+    }
+
+    /// Adds a replica of `model` on `device` whose KV blocks are those of `cache`: sequences with
+    /// equal beginnings share them.
+    pub fn add_cached_replica(&mut self, model: ModelId, device: DeviceId, cache: PrefixCache) -> ReplicaId {
+        let index = self.replicas.len() as u32;
+        self.replicas.push(ReplicaState::new(model, device, Some(cache)));
         ReplicaId { tenant: self.tenant, index }
     }
 
@@ -180,14 +102,15 @@ impl Batcher {
     }
 
     /// What the next iteration of a replica would be, into `iteration`; empty if the replica does
-    /// not exist or has one in flight. Changes nothing.
+    /// not exist or has one more in flight than [`BatchOptions::ahead`]. Changes nothing.
     pub fn peek(&self, replica: u32, limits: BatchLimits, iteration: &mut Iteration) {
         static NOBODY: VecDeque<Sequence> = VecDeque::new();
-        match self.replicas.get(replica as usize).filter(|replica| !replica.in_flight) {
+        match self.replicas.get(replica as usize).filter(|replica| replica.in_flight <= self.options.ahead) {
             Some(replica) => {
-                plan_iteration(&replica.running, &self.waiting, &self.options, self.capped(limits), iteration);
+                let (running, cache, limits) = (&replica.running, replica.cache.as_ref(), self.capped(limits));
+                plan_iteration(running, &self.waiting, cache, &self.options, limits, iteration);
             }
-            None => plan_iteration(&[], &NOBODY, &self.options, limits, iteration),
+            None => plan_iteration(&[], &NOBODY, None, &self.options, limits, iteration),
         }
     }
 
@@ -220,9 +143,10 @@ impl Batcher {
         let replica = self.replicas.get_mut(index as usize)?;
         let admitted = self.waiting.iter().skip(plan.passed_over as usize).take(plan.admitted as usize);
         self.waiting_tokens -= admitted.map(|sequence| u64::from(sequence.remaining())).sum::<u64>();
-        let formed = replica.commit(id, plan, &mut self.waiting, |request, device, freed| {
-            if freed > 0 {
-                preempted.push((request, device));
+        let block_tokens = self.options.block_tokens;
+        let formed = replica.commit(id, plan, &mut self.waiting, block_tokens, |lost| {
+            if lost.held > 0 {
+                preempted.push((lost.request, lost.device));
             }
         });
         if plan.preempted > 0 {
@@ -240,15 +164,23 @@ impl Batcher {
     pub fn complete(&mut self, spec: &JobSpec, ended: &[Ended], at: Nanos, completed: &mut Vec<Completed>) {
         let tenant = self.tenant;
         let Some(replica) = self.replicas.get_mut(spec.key.replica as usize) else { return };
-        replica.absorb(spec, at);
-        if !ended.is_empty() {
-            replica.running.retain(|sequence| {
-                let done = ended.iter().any(|ended| ended.request == sequence.request);
-                if done {
+        replica.absorb(spec, &mut self.waiting, at, self.options.block_tokens);
+        if ended.is_empty() {
+            return;
+        }
+        let is_ended = |request| ended.iter().any(|ended| ended.request == request);
+        let before = completed.len();
+        replica.end(|sequence| is_ended(sequence.request), |sequence, _| completed.push(sequence.completed(tenant)));
+        // A sequence that was preempted while its last token was in flight ends where it waits.
+        if completed.len() - before < ended.len() {
+            self.waiting.retain(|sequence| {
+                let ends = is_ended(sequence.request);
+                if ends {
                     completed.push(sequence.completed(tenant));
                 }
-                !done
+                !ends
             });
+            self.count_waiting();
         }
     }
 
@@ -257,45 +189,43 @@ impl Batcher {
         &self.scratch
     }
 
-    /// The iteration in flight will not be completed; its sequences are as before it was formed,
+    /// No iteration in flight will be completed; their sequences are as before they were formed,
     /// except for the blocks they got.
     pub fn abandon(&mut self, replica: u32) {
         if let Some(replica) = self.replicas.get_mut(replica as usize) {
-            replica.in_flight = false;
+            replica.ground();
+            self.waiting.iter_mut().for_each(|sequence| sequence.pending = 0);
         }
     }
 
-    /// As [`abandon`](Self::abandon), if `key` is the iteration in flight.
+    /// As [`abandon`](Self::abandon), if `key` is the latest iteration in flight.
     pub fn abandon_iteration(&mut self, key: JobKey) {
-        let in_flight = |replica: &ReplicaState| replica.in_flight && replica.iteration == key.iteration + 1;
+        let in_flight = |replica: &ReplicaState| replica.is_in_flight() && replica.iteration == key.iteration + 1;
         if self.tenant.0 == key.tenant && self.replicas.get(key.replica as usize).is_some_and(in_flight) {
             self.abandon(key.replica);
         }
     }
 
-    /// An iteration that was formed could not be placed: its blocks were not reserved.
+    /// The iteration that was formed last could not be placed: its blocks were not reserved.
     pub fn withdraw_iteration(&mut self, spec: &JobSpec) {
-        let Some(replica) = self.replicas.get_mut(spec.key.replica as usize) else { return };
-        replica.in_flight = false;
-        let mut grown = spec.growth.iter().peekable();
-        for sequence in &mut replica.running {
-            if let Some(growth) = grown.next_if(|growth| growth.request == sequence.request) {
-                sequence.blocks = sequence.blocks.saturating_sub(growth.blocks);
-            }
+        if let Some(replica) = self.replicas.get_mut(spec.key.replica as usize) {
+            replica.withdraw(spec);
         }
     }
 
     /// Preempts sequences of a replica, the youngest first, until `blocks` blocks are free. Nothing
     /// happens while an iteration is in flight. Returns the blocks that became free.
     pub fn evict(&mut self, replica: u32, blocks: u32, preempted: &mut Vec<(RequestId, DeviceId)>) -> u32 {
-        let Some(state) = self.replicas.get_mut(replica as usize).filter(|state| !state.in_flight) else { return 0 };
+        let Some(state) = self.replicas.get_mut(replica as usize).filter(|state| !state.is_in_flight()) else {
+            return 0;
+        };
         let mut freed = 0;
         while freed < blocks {
-            let Some((request, gone)) = state.preempt_youngest(&mut self.waiting) else { break };
-            if gone > 0 {
-                preempted.push((request, state.device));
+            let Some(lost) = state.preempt_youngest(&mut self.waiting) else { break };
+            if lost.held > 0 {
+                preempted.push((lost.request, lost.device));
             }
-            freed += gone;
+            freed += lost.freed;
         }
         self.count_waiting();
         freed
@@ -309,7 +239,7 @@ impl Batcher {
     /// Takes `requests` off a replica; they are not computed any further.
     pub fn drop_running(&mut self, replica: u32, requests: &[RequestId]) {
         if let Some(replica) = self.replicas.get_mut(replica as usize) {
-            replica.running.retain(|sequence| !requests.contains(&sequence.request));
+            replica.end(|sequence| requests.contains(&sequence.request), |_, _| {});
         }
     }
 

@@ -80,8 +80,13 @@ impl Observer for Computed {
 #[test]
 fn sequences_that_lose_their_memory_are_computed_again_to_the_same_tokens() {
     let (expected, computed) = (expected(), Computed::default());
-    let options =
-        BatchOptions { token_budget: 32, max_sequences: 8, block_tokens: 4, growth_reserve: 0, window: u32::MAX };
+    let options = BatchOptions {
+        token_budget: 32,
+        max_sequences: 8,
+        block_tokens: 4,
+        growth_reserve: 0,
+        ..BatchOptions::default()
+    };
     let builder = two_tenants().policy(StaticContainers::default()).batching(options).device_memory(Bytes::kib(600));
     let slices = builder.observer(computed.clone()).build_stepped().unwrap();
     let ask = |(tenant, prompt, max): (&str, Vec<u32>, u32)| {
