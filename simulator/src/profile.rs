@@ -24,6 +24,7 @@
 //! | [`vidur`], [`splitwise`] | readers of published profiles |
 //! | [`columns`], [`plausible`](self) | files as columns; durations that no device can have are refused |
 //! | [`axis`] | where a value lies among the measured ones, and how durations grow beyond them |
+//! | [`llmservingsim`] | profiles of LLMServingSim, and the time that they give an iteration of vLLM |
 //! | [`table`] | samples on a lattice, read and sliced |
 //! | [`completion`] | what a cell that was not measured would hold; the error of leaving one out |
 
@@ -34,6 +35,7 @@ pub mod columns;
 pub mod completion;
 pub mod device;
 pub mod error;
+pub mod llmservingsim;
 #[cfg(feature = "parquet")]
 pub mod parquet_file;
 mod plausible;

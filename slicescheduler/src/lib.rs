@@ -41,6 +41,7 @@
 //! | [`driver`] | the loop that owns the graph, over any world |
 //! | [`replay`] | traces in, figures out: the same loop over a simulated or the real world |
 //! | [`scenario`], [`workload`], [`setup`] | what a replay is of: its description, its requests, its graph |
+//! | [`fidelity`] | predictions of real serving runs, against what was measured |
 //! | [`report`] | what a replay says: summary, table, HTML, Perfetto timeline |
 
 #![forbid(unsafe_code)]
@@ -48,6 +49,7 @@
 mod assembly;
 pub mod builder;
 pub mod driver;
+pub mod fidelity;
 pub mod model;
 pub mod replay;
 pub mod report;

@@ -130,7 +130,8 @@ pub fn plan_iteration(
             blocks_left -= blocks;
             tokens_left -= tokens;
             if let Some(draft) = &mut draft {
-                draft.take(blocks);
+                let full = |tokens: u32| tokens.min(sequence.tokens()) / options.block_tokens.max(1);
+                draft.advance(sequence, blocks, full(sequence.position()), full(sequence.position() + tokens));
             }
             iteration.push(sequence, sequence.position(), tokens, blocks);
         }

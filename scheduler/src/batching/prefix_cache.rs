@@ -7,14 +7,15 @@
 //! before the next output is always computed, because its logits are needed.
 //!
 //! The rules are those of vLLM V1's block pool: a block counts as present from the moment it is
-//! scheduled to be computed, and of two blocks with equal content the first one is found.
+//! scheduled to be computed, and of blocks with equal content the one that has had it longest is found.
 //!
 //! What must stay true: a block is in the list of free blocks if and only if no sequence holds it;
-//! stamps ascend along that list; `by_hash` names only blocks that carry that hash.
+//! stamps ascend along that list; `by_hash` names exactly the blocks that carry a hash, under it.
 
 use std::collections::HashMap;
 
 use slicescheduler_gmg::id::RequestId;
+use smallvec::SmallVec;
 
 use crate::batching::Sequence;
 
@@ -39,7 +40,7 @@ pub struct PrefixCache {
     last: u32,
     free: u32,
     stamps: u64,
-    by_hash: HashMap<u64, u32>,
+    by_hash: HashMap<u64, SmallVec<[u32; 2]>>,
     tables: HashMap<RequestId, Vec<u32>>,
 }
 
@@ -97,7 +98,7 @@ impl PrefixCache {
             let entry = &mut self.blocks[block as usize];
             entry.holders = 1;
             if let Some(hash) = entry.hash.take() {
-                self.by_hash.remove(&hash);
+                self.forget(hash, block);
             }
             self.tables.entry(request).or_default().push(block);
         }
@@ -106,7 +107,7 @@ impl PrefixCache {
     /// Lets `sequence` hold the first `count` blocks of its content, as far as they are present.
     pub(crate) fn share(&mut self, sequence: &Sequence, count: u32) {
         for index in 0..count {
-            let Some(&block) = self.by_hash.get(&sequence.block_hash(index)) else { return };
+            let Some(block) = self.find(sequence.block_hash(index)) else { return };
             if self.blocks[block as usize].holders == 0 {
                 self.unlink(block);
             }
@@ -127,9 +128,21 @@ impl PrefixCache {
                 return;
             }
             let hash = sequence.block_hash(index);
-            if let std::collections::hash_map::Entry::Vacant(vacant) = self.by_hash.entry(hash) {
-                vacant.insert(block);
-                entry.hash = Some(hash);
+            entry.hash = Some(hash);
+            self.by_hash.entry(hash).or_default().push(block);
+        }
+    }
+
+    /// The block that has carried `hash` longest.
+    fn find(&self, hash: u64) -> Option<u32> {
+        self.by_hash.get(&hash)?.first().copied()
+    }
+
+    fn forget(&mut self, hash: u64, block: u32) {
+        if let Some(blocks) = self.by_hash.get_mut(&hash) {
+            blocks.retain(|&mut other| other != block);
+            if blocks.is_empty() {
+                self.by_hash.remove(&hash);
             }
         }
     }
@@ -186,17 +199,25 @@ pub(crate) struct Draft<'a> {
     /// Blocks of the free list before this one are taken, except for shared ones.
     cursor: u32,
     shared: Vec<u32>,
-    /// Sequences that were admitted, and how many of their blocks will be full.
-    admitted: Vec<(&'a Sequence, u32)>,
+    /// Sequences that get further, and how many of their blocks will be full.
+    computed: Vec<(&'a Sequence, u32)>,
 }
 
 impl<'a> Draft<'a> {
     pub(crate) fn of(cache: &'a PrefixCache) -> Self {
-        Self { cache, cursor: cache.first, shared: Vec::new(), admitted: Vec::new() }
+        Self { cache, cursor: cache.first, shared: Vec::new(), computed: Vec::new() }
+    }
+
+    /// A running `sequence` takes `new` blocks; `full` of its blocks will be full, `before` of them are.
+    pub(crate) fn advance(&mut self, sequence: &'a Sequence, new: u32, before: u32, full: u32) {
+        self.take(new);
+        if full > before {
+            self.computed.push((sequence, full));
+        }
     }
 
     /// The next `count` free blocks are taken. O(count).
-    pub(crate) fn take(&mut self, count: u32) {
+    fn take(&mut self, count: u32) {
         let mut left = count;
         while left > 0 && self.cursor != NONE {
             if !self.shared.contains(&self.cursor) {
@@ -206,18 +227,18 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// What `sequence` finds if it is admitted next. O(blocks found).
+    /// What `sequence` finds if it is admitted next. O(blocks found + sequences that get further).
     pub(crate) fn find(&self, sequence: &Sequence, block_tokens: u32) -> Found {
         let most = sequence.tokens().saturating_sub(1) / block_tokens.max(1);
         let mut found = Found::default();
         for index in 0..most {
             let hash = sequence.block_hash(index);
-            match self.cache.by_hash.get(&hash) {
-                Some(&block) if self.is_left(block) => {
+            match self.left(hash) {
+                Some(block) => {
                     let taken = self.cache.blocks[block as usize].holders > 0 || self.shared.contains(&block);
                     found.free += u32::from(!taken);
                 }
-                _ if self.is_admitted(index, hash) => {}
+                _ if self.will_be(index, hash) => {}
                 _ => break,
             }
             found.blocks += 1;
@@ -230,12 +251,18 @@ impl<'a> Draft<'a> {
     pub(crate) fn admit(&mut self, sequence: &'a Sequence, found: Found, new: u32, full: u32) {
         if found.free > 0 {
             let hashes = (0..found.blocks).map(|index| sequence.block_hash(index));
-            let blocks = hashes.filter_map(|hash| self.cache.by_hash.get(&hash).copied());
-            let free = blocks.filter(|&block| self.cache.blocks[block as usize].holders == 0);
+            let blocks = hashes.filter_map(|hash| self.left(hash));
+            let free: SmallVec<[u32; 32]> =
+                blocks.filter(|&block| self.cache.blocks[block as usize].holders == 0).collect();
             self.shared.extend(free);
         }
         self.take(new);
-        self.admitted.push((sequence, full));
+        self.computed.push((sequence, full));
+    }
+
+    /// The block with `hash` that will be found: the oldest that is not taken.
+    fn left(&self, hash: u64) -> Option<u32> {
+        self.cache.by_hash.get(&hash)?.iter().copied().find(|&block| self.is_left(block))
     }
 
     fn is_left(&self, block: u32) -> bool {
@@ -247,7 +274,7 @@ impl<'a> Draft<'a> {
         entry.holders > 0 || ahead || self.shared.contains(&block)
     }
 
-    fn is_admitted(&self, index: u32, hash: u64) -> bool {
-        self.admitted.iter().any(|(sequence, full)| index < *full && sequence.block_hash(index) == hash)
+    fn will_be(&self, index: u32, hash: u64) -> bool {
+        self.computed.iter().any(|(sequence, full)| index < *full && sequence.block_hash(index) == hash)
     }
 }

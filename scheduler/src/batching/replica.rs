@@ -128,16 +128,17 @@ impl ReplicaState {
     }
 
     /// The rows of `finished` are computed. A sequence that was preempted since gets its token, but
-    /// nothing of it is computed any more.
+    /// nothing of it is computed any more. Returns how many such sequences got one.
     pub(crate) fn absorb(
         &mut self,
         finished: &JobSpec,
         waiting: &mut VecDeque<Sequence>,
         at: Nanos,
         block_tokens: u32,
-    ) {
+    ) -> u64 {
         self.in_flight = self.in_flight.saturating_sub(1);
         let mut from = 0;
+        let mut waiting_tokens = 0;
         for row in &finished.rows {
             let found = self.running[from..].iter().position(|sequence| sequence.request == row.request);
             let Some(index) = found.map(|offset| from + offset) else {
@@ -147,6 +148,7 @@ impl ReplicaState {
                 {
                     sequence.ground(0, true);
                     sequence.emit(at);
+                    waiting_tokens += 1;
                 }
                 continue;
             };
@@ -157,6 +159,7 @@ impl ReplicaState {
                 cache.publish(sequence, sequence.position().min(sequence.tokens()), block_tokens);
             }
         }
+        waiting_tokens
     }
 
     /// Takes out the sequences that `ends` and gives up their blocks; `ended` is told of each, and

@@ -164,7 +164,7 @@ impl Batcher {
     pub fn complete(&mut self, spec: &JobSpec, ended: &[Ended], at: Nanos, completed: &mut Vec<Completed>) {
         let tenant = self.tenant;
         let Some(replica) = self.replicas.get_mut(spec.key.replica as usize) else { return };
-        replica.absorb(spec, &mut self.waiting, at, self.options.block_tokens);
+        self.waiting_tokens += replica.absorb(spec, &mut self.waiting, at, self.options.block_tokens);
         if ended.is_empty() {
             return;
         }

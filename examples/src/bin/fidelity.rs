@@ -1,0 +1,177 @@
+//! Predicts real serving runs and prints how far off the predictions are.
+//!
+//! ```text
+//! cargo run --release --bin fidelity -- --data DIR
+//! cargo run --release --bin fidelity -- --profile DIR --run DIR [--prefix FILE] [--shape FILE]
+//! ```
+//!
+//! `--data` finds every run below a folder, the profile of its model and device, and the hashes of its prompts' blocks.
+//! The files are those of LLMServingSim (its `bench` and `profiler`). The figures are written to
+//! `target/targets/fidelity.json` too.
+
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use serde_json::{Value, json};
+use slicescheduler::fidelity::{Case, Comparison, FidelityError, Metric, Run, Statistics, cases, compare, predict};
+
+type Failure = Box<dyn std::error::Error>;
+
+#[derive(Parser)]
+#[command(about = "Predicts real serving runs and prints how far off the predictions are")]
+struct Arguments {
+    /// A folder with runs and profiles anywhere below it
+    #[arg(long, required_unless_present = "run", conflicts_with_all = ["run", "profile", "prefix"])]
+    data: Option<PathBuf>,
+    /// The folder of one run: meta.json, requests.jsonl
+    #[arg(long, requires = "profile")]
+    run: Option<PathBuf>,
+    /// The folder of the run's profile: meta.yaml, tp1
+    #[arg(long, requires = "run")]
+    profile: Option<PathBuf>,
+    /// The hashes of the blocks of the run's prompts
+    #[arg(long, requires = "run")]
+    prefix: Option<PathBuf>,
+    /// The Hugging Face config.json of the run's model, if its shape is not a known one
+    #[arg(long, requires = "run")]
+    shape: Option<PathBuf>,
+    /// Where the comparison is written as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("fidelity: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// True if every run found was predicted.
+fn run(arguments: &Arguments) -> Result<bool, Failure> {
+    let cases = match (&arguments.data, &arguments.run, &arguments.profile) {
+        (Some(data), ..) => all_cases(data)?,
+        (None, Some(run), Some(profile)) => {
+            let mut run = Run::read(run)?;
+            if let Some(file) = &arguments.prefix {
+                run.read_prefixes(file)?;
+            }
+            vec![Case::read(run, profile, arguments.shape.as_deref())]
+        }
+        _ => return Err("give --data, or --profile and --run".into()),
+    };
+    let mut comparisons = Vec::new();
+    let mut all = true;
+    for case in cases {
+        let predicted = case.and_then(|case| {
+            let prediction = predict(&case.run, case.profile, &case.shape)?;
+            Ok(compare(&case.run, &prediction))
+        });
+        match predicted {
+            Ok(comparison) => {
+                print(&comparison);
+                comparisons.push(comparison);
+            }
+            Err(error) => {
+                all = false;
+                eprintln!("fidelity: {error}");
+            }
+        }
+    }
+    if let Some(file) = &arguments.json {
+        std::fs::write(file, format!("{:#}\n", serde_json::to_value(&comparisons)?))?;
+    }
+    write_targets(&comparisons)?;
+    Ok(all && !comparisons.is_empty())
+}
+
+/// Every run below `data`, with what belongs to it; those that cannot be read with the reason.
+fn all_cases(data: &Path) -> Result<Vec<Result<Case, FidelityError>>, Failure> {
+    let (profiles, prefixes) = (cases::profiles(data)?, cases::prefix_files(data)?);
+    let runs = cases::runs(data)?;
+    if runs.is_empty() {
+        return Err(format!("no runs (meta.json, requests.jsonl) below {}", data.display()).into());
+    }
+    let case = |folder: PathBuf| {
+        let mut run = Run::read(&folder)?;
+        let is_its_own = |file: &&PathBuf| run.clone().read_prefixes(file).is_ok();
+        if let Some(file) = prefixes.iter().find(is_its_own) {
+            run.read_prefixes(file)?;
+        }
+        let profile = cases::profile_of(&run, &profiles, data)?;
+        Case::read(run, &profile, None)
+    };
+    Ok(runs.into_iter().map(case).collect())
+}
+
+fn print(comparison: &Comparison) {
+    println!("{}: {} on {}", comparison.run, comparison.model, comparison.device);
+    println!("  {:<6}{:>10}{:>12}{:>12}{:>9}", "", "", "real s", "predicted s", "error %");
+    for compared in &comparison.metrics {
+        let rows = Statistics::NAMES.iter().zip(compared.real.values()).zip(compared.predicted.values());
+        for (((name, real), predicted), error) in rows.zip(compared.errors()) {
+            let metric = if *name == "mean" { compared.metric.name() } else { "" };
+            println!("  {metric:<6}{name:>10}{real:>12.4}{predicted:>12.4}{error:>+9.2}");
+        }
+    }
+    let Comparison { end: [real, predicted], steps, decode_steps, preemptions, reused_tokens, .. } = comparison;
+    println!("  last token after {real:.2} s, predicted {predicted:.2} s");
+    println!(
+        "  predicted: {steps} iterations ({decode_steps} of them without prompts), {preemptions} preemptions, \
+         {reused_tokens} tokens from the prefix cache"
+    );
+    if let Some(load) = &comparison.load {
+        let kv = load.kv.map_or("not recorded".into(), |kv| format!("{kv:.2} points"));
+        println!(
+            "  mean absolute error over time: running {:.2}, waiting {:.2}, KV share {kv}",
+            load.running, load.waiting
+        );
+    }
+    comparison.notes.iter().for_each(|note| println!("  {note}"));
+    println!();
+}
+
+/// The bounds on the errors of a metric, in percent; [`None`] where there is none.
+fn bound(metric: Metric, statistic: &str) -> Option<f64> {
+    match (metric, statistic) {
+        (Metric::Ttft, "mean") => Some(5.0),
+        (_, "mean") => Some(2.0),
+        (_, "p90") => Some(5.0),
+        (_, "p99") => Some(8.0),
+        _ => None,
+    }
+}
+
+fn write_targets(comparisons: &[Comparison]) -> Result<(), Failure> {
+    let mut rows: Vec<Value> = Vec::new();
+    for comparison in comparisons {
+        for compared in &comparison.metrics {
+            for (name, error) in Statistics::NAMES.into_iter().zip(compared.errors()) {
+                let Some(bound) = bound(compared.metric, name) else { continue };
+                rows.push(json!({
+                    "name": format!("{}: {} {name}, error against the real run", comparison.run, compared.metric.name()),
+                    "value": error.abs(),
+                    "unit": "%",
+                    "bound": bound,
+                    "better": "lower",
+                    "peer": null,
+                    "met": error.abs() <= bound,
+                    "measured": false,
+                    "threads": 1,
+                }));
+            }
+        }
+    }
+    let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let folder = folder.join("targets");
+    std::fs::create_dir_all(&folder)?;
+    std::fs::write(folder.join("fidelity.json"), format!("{:#}\n", Value::from(rows)))?;
+    Ok(())
+}

@@ -1,0 +1,313 @@
+//! Profiles of LLMServingSim: kernel times of one layer of a model under vLLM.
+//!
+//! A profile is a folder with `meta.yaml` and one folder `tp<n>` per degree of tensor parallelism,
+//! with the times in microseconds, of one rank and one call:
+//!
+//! | file | columns | what it is |
+//! |---|---|---|
+//! | `dense.csv` | `layer,tokens` | operators whose work follows the tokens of the iteration |
+//! | `per_sequence.csv` | `layer,sequences` | operators on one row per sequence: `lm_head`, `sampler` |
+//! | `attention.csv` | `prefill_chunk,kv_prefill,n_decode,kv_decode` | attention of a chunk behind `kv_prefill` tokens beside `n_decode` decodes of `kv_decode` tokens each |
+//! | `moe.csv` | `tokens,activated_experts`, maybe `ep` | a block of experts; only for mixtures of experts |
+//! | `skew.csv` | `n,nb,pc,kp,kvs,kv_big,kv_mean` | attention of `n` decodes of which `nb` have `kv_big` tokens and the others `kvs`, and of as many with the mean length |
+//!
+//! All but the last have the time in `time_us`; `skew.csv` has `t_mean_us` and `t_skew_us`, summed over the
+//! iterations of the measurement. Other columns are ignored. A time that is not above zero, a number that
+//! is none, or a column that is missing is an error that names file, line and column. Files for
+//! kernels that this reader does not know (`linear_attention.csv`, `mtp.csv`) are refused rather than left out of
+//! the sum.
+//!
+//! [`StepModel`] turns a profile into the time of an iteration.
+
+mod attention;
+mod experts;
+mod skew;
+mod step;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::{Axis, Table, TableError};
+pub use attention::{AttentionTables, Load};
+pub use experts::ExpertTable;
+pub use skew::{Lag, SkewTable};
+pub use step::{Block, Exchange, Step, StepModel, StepParts};
+
+/// The largest number that a coordinate of a profile may be.
+const LARGEST: f64 = (1u64 << 32) as f64;
+/// Files for kernels that the sum of an iteration would miss.
+const UNKNOWN_KERNELS: [&str; 2] = ["linear_attention.csv", "mtp.csv"];
+
+/// Why a profile cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// A file cannot be read.
+    #[error("{file}: {source}", file = file.display())]
+    Io {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The description is not YAML, or not that of a profile.
+    #[error("{file}: {source}; expected the meta.yaml of a profile, with gpu and model", file = file.display())]
+    Meta {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: serde_norway::Error,
+    },
+    /// A file is no table.
+    #[error("{file}: {source}", file = file.display())]
+    Csv {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: csv::Error,
+    },
+    /// A table lacks a column.
+    #[error("{file}: no column {column}: it has {found}", file = file.display())]
+    Column {
+        /// The file.
+        file: PathBuf,
+        /// The column.
+        column: &'static str,
+        /// The columns that there are.
+        found: String,
+    },
+    /// A value is not what its column holds.
+    #[error("{file}, line {line}, column {column}: {value:?}, expected {expected}", file = file.display())]
+    Value {
+        /// The file.
+        file: PathBuf,
+        /// The line, counted from 1.
+        line: u64,
+        /// The column.
+        column: &'static str,
+        /// What is there.
+        value: String,
+        /// What should be there.
+        expected: &'static str,
+    },
+    /// The rows of a file do not make a table.
+    #[error("{file}, {what}: {source}", file = file.display())]
+    Table {
+        /// The file.
+        file: PathBuf,
+        /// Which rows.
+        what: String,
+        /// Why.
+        source: TableError,
+    },
+    /// The profile has kernels that an iteration's time would miss.
+    #[error("{file}: kernels of this kind are not part of the step model", file = file.display())]
+    Unsupported {
+        /// The file.
+        file: PathBuf,
+    },
+    /// An operator of the model is not in the profile.
+    #[error("{folder}: no times of {operator}: there are {found}", folder = folder.display())]
+    Missing {
+        /// The folder.
+        folder: PathBuf,
+        /// The operator.
+        operator: String,
+        /// What there is.
+        found: String,
+    },
+}
+
+/// What `meta.yaml` says.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct ProfileMeta {
+    /// The device, as its driver calls it.
+    pub gpu: String,
+    /// The device, as the folder is called.
+    #[serde(default)]
+    pub hardware: String,
+    /// The model.
+    pub model: String,
+    /// The engine that was measured.
+    #[serde(default)]
+    pub vllm_version: String,
+    #[serde(default)]
+    skew_profile: Option<Switch>,
+    #[serde(default)]
+    skew_fit: Option<Switch>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Switch {
+    #[serde(default)]
+    enabled: bool,
+}
+
+impl ProfileMeta {
+    /// Reads `meta.yaml` of a profile's folder.
+    ///
+    /// # Errors
+    /// If it cannot be read or describes no profile.
+    pub fn read(folder: &Path) -> Result<Self, ProfileError> {
+        let file = folder.join("meta.yaml");
+        let text = std::fs::read_to_string(&file).map_err(|source| ProfileError::Io { file: file.clone(), source })?;
+        serde_norway::from_str(&text).map_err(|source| ProfileError::Meta { file, source })
+    }
+
+    /// True unless the profile says that it was made without the costs of unequal lengths. Files of
+    /// them may lie beside it all the same, from another session or another version; the format's own rule
+    /// is that they do not count then.
+    pub fn has_skew(&self) -> bool {
+        let switches: Vec<_> = [&self.skew_profile, &self.skew_fit].into_iter().flatten().collect();
+        switches.is_empty() || switches.iter().any(|switch| switch.enabled)
+    }
+}
+
+/// A profile at one degree of tensor parallelism.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// What it says about itself.
+    pub meta: ProfileMeta,
+    /// The degree of tensor parallelism: ranks of which each computes a part of every operator.
+    pub tp: u32,
+    /// By operator and tokens, in nanoseconds.
+    pub dense: BTreeMap<String, Table>,
+    /// By operator and sequences, in nanoseconds.
+    pub per_sequence: BTreeMap<String, Table>,
+    /// Attention.
+    pub attention: AttentionTables,
+    /// Blocks of experts, if the model has them.
+    pub experts: Option<ExpertTable>,
+    /// What unequal lengths cost, if that was measured.
+    pub skew: Option<SkewTable>,
+    folder: PathBuf,
+}
+
+impl Profile {
+    /// Reads the profile in `folder` at degree `tp`.
+    ///
+    /// # Errors
+    /// If a file is missing or not as described, or there are kernels of a kind that is not known.
+    pub fn read(folder: &Path, tp: u32) -> Result<Self, ProfileError> {
+        let meta = ProfileMeta::read(folder)?;
+        let folder = folder.join(format!("tp{tp}"));
+        if let Some(file) = UNKNOWN_KERNELS.iter().map(|name| folder.join(name)).find(|file| file.exists()) {
+            return Err(ProfileError::Unsupported { file });
+        }
+        let attention = AttentionTables::read(&folder.join("attention.csv"))?;
+        let skew_file = folder.join("skew.csv");
+        let skew = match meta.has_skew() && skew_file.exists() {
+            true => Some(SkewTable::read(&skew_file, &attention)?),
+            false => None,
+        };
+        let moe_file = folder.join("moe.csv");
+        let experts = if moe_file.exists() { Some(ExpertTable::read(&moe_file)?) } else { None };
+        Ok(Self {
+            meta,
+            tp,
+            dense: by_layer(&folder.join("dense.csv"), "tokens")?,
+            per_sequence: by_layer(&folder.join("per_sequence.csv"), "sequences")?,
+            attention,
+            experts,
+            skew,
+            folder,
+        })
+    }
+
+    /// The folder of its tables.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+/// One table per value of the column `layer`, over the column `axis`.
+fn by_layer(file: &Path, axis: &'static str) -> Result<BTreeMap<String, Table>, ProfileError> {
+    let mut rows = Rows::open(file)?;
+    let (layer, at, time) = (rows.column("layer")?, rows.column(axis)?, rows.column("time_us")?);
+    let mut builders = BTreeMap::new();
+    while rows.advance()? {
+        let (point, nanos) = (rows.number(at)?, rows.nanos(time)?);
+        let name = rows.text(layer).to_owned();
+        let builder = builders.entry(name).or_insert_with(|| Table::builder([Axis::linear(axis)]));
+        builder.sample(&[point], nanos).map_err(|source| rows.refuse("a row", source))?;
+    }
+    if builders.is_empty() {
+        return Err(rows.refuse("its rows", TableError::Empty));
+    }
+    let build = |(name, builder): (String, super::TableBuilder)| {
+        let table = builder.build().map_err(|source| rows.refuse(&name, source))?;
+        Ok((name, table))
+    };
+    builders.into_iter().map(build).collect()
+}
+
+/// A column of a file: its number and name.
+#[derive(Clone, Copy)]
+struct Column(usize, &'static str);
+
+/// The rows of a file, one after another.
+struct Rows {
+    file: PathBuf,
+    reader: csv::Reader<File>,
+    header: csv::StringRecord,
+    record: csv::StringRecord,
+}
+
+impl Rows {
+    fn open(file: &Path) -> Result<Self, ProfileError> {
+        let opened = File::open(file).map_err(|source| ProfileError::Io { file: file.into(), source })?;
+        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(opened);
+        let header = reader.headers().map_err(|source| ProfileError::Csv { file: file.into(), source })?.clone();
+        Ok(Self { file: file.into(), reader, header, record: csv::StringRecord::new() })
+    }
+
+    fn column(&self, name: &'static str) -> Result<Column, ProfileError> {
+        self.optional(name).ok_or_else(|| {
+            let found = self.header.iter().collect::<Vec<_>>().join(", ");
+            ProfileError::Column { file: self.file.clone(), column: name, found }
+        })
+    }
+
+    fn optional(&self, name: &'static str) -> Option<Column> {
+        self.header.iter().position(|column| column == name).map(|index| Column(index, name))
+    }
+
+    fn advance(&mut self) -> Result<bool, ProfileError> {
+        let Self { file, reader, record, .. } = self;
+        reader.read_record(record).map_err(|source| ProfileError::Csv { file: file.clone(), source })
+    }
+
+    fn text(&self, Column(index, _): Column) -> &str {
+        self.record.get(index).unwrap_or_default()
+    }
+
+    /// A finite number from 0 to [`LARGEST`].
+    fn number(&self, column: Column) -> Result<f64, ProfileError> {
+        let number = self.text(column).parse::<f64>().ok();
+        let number = number.filter(|number| (0.0..=LARGEST).contains(number));
+        number.ok_or_else(|| self.wrong(column, "a number from 0 to 2^32"))
+    }
+
+    /// A time above zero, in nanoseconds.
+    fn nanos(&self, column: Column) -> Result<f64, ProfileError> {
+        let us = self.text(column).parse::<f64>().ok().filter(|us| us.is_finite() && *us > 0.0 && *us < 1e12);
+        us.map(|us| us * 1e3).ok_or_else(|| self.wrong(column, "a time in microseconds above 0"))
+    }
+
+    fn wrong(&self, column: Column, expected: &'static str) -> ProfileError {
+        ProfileError::Value {
+            file: self.file.clone(),
+            line: self.record.position().map_or(0, csv::Position::line),
+            column: column.1,
+            value: self.text(column).chars().take(40).collect(),
+            expected,
+        }
+    }
+
+    fn refuse(&self, what: &str, source: TableError) -> ProfileError {
+        ProfileError::Table { file: self.file.clone(), what: what.into(), source }
+    }
+}

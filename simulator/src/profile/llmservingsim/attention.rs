@@ -1,0 +1,86 @@
+//! Attention: a chunk of prompts beside decodes.
+
+use std::path::Path;
+
+use super::{ProfileError, Rows};
+use crate::profile::{Axis, Table, TableError};
+
+/// What the attention of an iteration computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Tokens of prompts.
+    pub chunk: f64,
+    /// Tokens before them, as if they were one prompt.
+    pub behind: f64,
+    /// Decodes.
+    pub decodes: f64,
+    /// Their mean length.
+    pub length: f64,
+}
+
+/// Times of attention: chunks alone, decodes alone, and both in one kernel call.
+#[derive(Clone, Debug)]
+pub struct AttentionTables {
+    /// By chunk and tokens before it.
+    prefill: Table,
+    /// By decodes and their length.
+    decode: Table,
+    /// By chunk, tokens before it, decodes and their length.
+    mixed: Table,
+}
+
+impl AttentionTables {
+    pub(super) fn read(file: &Path) -> Result<Self, ProfileError> {
+        let mut rows = Rows::open(file)?;
+        let names = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode"];
+        let columns = names.map(|name| rows.column(name));
+        let [chunk, behind, decodes, length] = columns;
+        let columns = [chunk?, behind?, decodes?, length?];
+        let time = rows.column("time_us")?;
+        let two = |x, y| Table::builder([Axis::linear(x), Axis::linear(y)]);
+        let mut prefill = two(names[0], names[1]);
+        let mut decode = two(names[2], names[3]);
+        let mut mixed = Table::builder(names.map(Axis::linear));
+        while rows.advance()? {
+            let mut point = [0.0; 4];
+            for (value, column) in point.iter_mut().zip(columns) {
+                *value = rows.number(column)?;
+            }
+            let nanos = rows.nanos(time)?;
+            let [chunk, behind, decodes, length] = point;
+            let sampled = match (chunk > 0.0, decodes > 0.0) {
+                (true, false) => prefill.sample(&[chunk, behind], nanos),
+                (false, true) => decode.sample(&[decodes, length], nanos),
+                (true, true) => mixed.sample(&point, nanos),
+                (false, false) => return Err(rows.wrong(columns[0], "a chunk or decodes above 0")),
+            };
+            sampled.map_err(|source| rows.refuse("a row", source))?;
+        }
+        let refuse = |what| move |source: TableError| (what, source);
+        let built = || {
+            Ok(Self {
+                prefill: prefill.build().map_err(refuse("rows without decodes"))?,
+                decode: decode.build().map_err(refuse("rows without a chunk"))?,
+                mixed: mixed.build().map_err(refuse("rows with both"))?,
+            })
+        };
+        built().map_err(|(what, source)| rows.refuse(what, source))
+    }
+
+    /// The time of `load`, in nanoseconds, with decodes of equal length.
+    pub fn read_at(&self, load: Load) -> f64 {
+        let Load { chunk, behind, decodes, length } = load;
+        match (chunk > 0.0, decodes > 0.0) {
+            (true, false) => self.prefill.read(&[chunk, behind]).nanos,
+            (false, true) => self.decode.read(&[decodes, length]).nanos,
+            (true, true) => self.mixed.read(&[chunk, behind, decodes, length]).nanos,
+            (false, false) => 0.0,
+        }
+    }
+
+    /// What the decodes of `load` take of `nanos`, the time of the whole: at least a twentieth.
+    pub(super) fn decode_part(&self, load: Load, nanos: f64) -> f64 {
+        let alone = self.read_at(Load { decodes: 0.0, length: 0.0, ..load });
+        (nanos - alone).max(nanos * 0.05)
+    }
+}

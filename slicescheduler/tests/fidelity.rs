@@ -1,0 +1,79 @@
+//! Golden: two real runs of vLLM 0.19, predicted from profiles of their devices.
+//!
+//! The bounds are those of the project's targets, or what was reached and half a percent more where that is less.
+//! Data: LLMServingSim (MIT), `bench/examples` and `profiler/perf`; looked for in `$SLICESCHEDULER_DATA`, else in
+//! `shared/data` beside the workspace.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::{Path, PathBuf};
+
+use slicescheduler::fidelity::{Case, Comparison, Run, compare, predict};
+
+fn data() -> Option<PathBuf> {
+    let folder = std::env::var_os("SLICESCHEDULER_DATA")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data"), PathBuf::from);
+    if folder.join("vllm-runs").is_dir() {
+        return Some(folder);
+    }
+    assert!(std::env::var_os("CI").is_none(), "no vllm-runs in {}: set SLICESCHEDULER_DATA", folder.display());
+    eprintln!("skipped: no vllm-runs in {}", folder.display());
+    None
+}
+
+fn comparison(data: &Path, device: &str) -> Comparison {
+    let mut run = Run::read(&data.join(format!("vllm-runs/{device}-Llama-3.1-8B"))).unwrap();
+    run.read_prefixes(&data.join("vllm-runs/sharegpt-llama-3.1-8b-300.prefix-blocks.jsonl.gz")).unwrap();
+    let profile = data.join(format!("profiles/llmservingsim/{device}/Llama-3.1-8B"));
+    let case = Case::read(run, &profile, None).unwrap();
+    let prediction = predict(&case.run, case.profile, &case.shape).unwrap();
+    compare(&case.run, &prediction)
+}
+
+/// `bounds` by metric: of the mean, of the 90th and of the 99th percentile, in percent.
+fn assert_within(comparison: &Comparison, bounds: [[f64; 3]; 3]) {
+    for (compared, bounds) in comparison.metrics.iter().zip(bounds) {
+        let [mean, _, p90, _, p99] = compared.errors();
+        for (what, error, bound) in [("mean", mean, bounds[0]), ("p90", p90, bounds[1]), ("p99", p99, bounds[2])] {
+            let name = compared.metric.name();
+            assert!(error.abs() <= bound, "{name} {what} is off by {error:.2} %: at most {bound} %");
+        }
+    }
+}
+
+#[test]
+fn a_run_that_is_short_of_kv_blocks_is_predicted() {
+    let Some(data) = data() else { return };
+    let comparison = comparison(&data, "RTX4090");
+    assert_within(&comparison, [[1.1, 1.1, 0.6], [0.8, 2.2, 1.1], [1.0, 0.7, 0.9]]);
+    let [Some(recorded), Some(derived)] = comparison.kv_blocks else { panic!("{:?}", comparison.kv_blocks) };
+    let off = f64::from(derived) / f64::from(recorded) - 1.0;
+    assert!(off.abs() < 0.02, "derived {derived} blocks, the engine had {recorded}");
+    let load = comparison.load.unwrap();
+    assert!(load.running < 1.5 && load.waiting < 2.0 && load.kv.unwrap() < 2.5, "{load:?}");
+    assert!(comparison.preemptions > 100, "{}", comparison.preemptions);
+}
+
+#[test]
+fn a_run_that_is_bound_by_its_batch_size_is_predicted() {
+    let Some(data) = data() else { return };
+    let comparison = comparison(&data, "RTXPRO6000");
+    assert_within(&comparison, [[4.4, 4.5, 2.4], [1.3, 0.6, 0.6], [2.0, 2.1, 1.9]]);
+    assert_eq!(comparison.preemptions, 0);
+    let load = comparison.load.unwrap();
+    assert!(load.running < 2.0 && load.waiting < 2.0, "{load:?}");
+}
+
+#[test]
+fn shared_beginnings_and_unequal_lengths_matter() {
+    let Some(data) = data() else { return };
+    let folder = data.join("vllm-runs/RTX4090-Llama-3.1-8B");
+    let case = Case::read(Run::read(&folder).unwrap(), &data.join("profiles/llmservingsim/RTX4090/Llama-3.1-8B"), None);
+    let case = case.unwrap();
+    let prediction = predict(&case.run, case.profile, &case.shape).unwrap();
+    let without = compare(&case.run, &prediction);
+    let with = comparison(&data, "RTX4090");
+    assert!(without.reused_tokens < with.reused_tokens);
+    let mean = |comparison: &Comparison| comparison.metrics[2].errors()[0];
+    assert!(mean(&without) > mean(&with) + 2.0, "{} {}", mean(&without), mean(&with));
+}
