@@ -16,6 +16,7 @@ mod cache;
 mod embedding;
 mod matmul;
 mod norm;
+mod quantized;
 mod rotary;
 mod sampling;
 mod simd;
@@ -26,6 +27,9 @@ pub use cache::{KvCache, KvLayout, KvPool, TokenRows};
 pub use embedding::{embed, embed_panels, gather_rows};
 pub use matmul::{Output, OwnedPanels, PANEL, PanelMatrix, matmul, pack_panels};
 pub use norm::rms_norm;
+pub use quantized::{
+    BLOCK, COLUMNS, QuantFormat, QuantMatrix, dequantize, matmul_quantized, pack_quantized, quantize,
+};
 pub use rotary::{RotaryTable, rotary_frequencies, rotate_and_store};
 pub use sampling::argmax_rows;
 
