@@ -64,7 +64,7 @@ mod sealed {
 }
 
 /// What an arena can hold: plain numbers, for which every bit pattern is a value.
-pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {}
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {}
 
 macro_rules! element {
     ($($number:ty),*) => {$(

@@ -199,6 +199,14 @@ pub enum ExecutorError {
         /// What would be right.
         expected: &'static str,
     },
+    /// A weight that can not be given.
+    #[error("weight {weight:?} can not be read: {reason}")]
+    Weight {
+        /// Its qualified name in the template.
+        weight: String,
+        /// What is wrong, and where.
+        reason: String,
+    },
     /// A template lacks what the executor fills or reads, or has what it can not fill.
     #[error("template {template:?} is not that of a decoder: {reason}")]
     NotADecoder {

@@ -1,7 +1,7 @@
-//! CPU kernels of a Llama-family decoder, f32 throughout.
+//! CPU kernels of transformer models. Activations are f32; weights are f32, f16, bf16 or quantized.
 //!
-//! Each is a plain function over slices: row-major activations, one row per token, weights in
-//! [panels](PanelMatrix), keys and values in [blocks](KvCache). None starts a thread or allocates
+//! Each is a plain function over slices: row-major activations, one row per token, weights
+//! [packed](WeightMatrix), keys and values in [blocks](KvCache). None starts a thread or allocates
 //! (the gemm crate keeps a scratch buffer per thread).
 //!
 //! **Batch invariance.** The bits of a row depend on that row's sequence alone: not on how many
@@ -20,18 +20,18 @@ mod quantized;
 mod rotary;
 mod sampling;
 mod simd;
+mod weights;
 
 pub use activation::swiglu;
 pub use attention::{AttentionDims, attention};
 pub use cache::{KvCache, KvLayout, KvPool, TokenRows};
 pub use embedding::{embed, embed_panels, gather_rows};
-pub use matmul::{Output, OwnedPanels, PANEL, PanelMatrix, matmul, pack_panels};
+pub use matmul::{HalfFormat, HalfMatrix, Output, OwnedPanels, PANEL, PanelMatrix, matmul, pack_panels};
 pub use norm::rms_norm;
-pub use quantized::{
-    BLOCK, COLUMNS, QuantFormat, QuantMatrix, dequantize, matmul_quantized, pack_quantized, quantize,
-};
+pub use quantized::{BLOCK, COLUMNS, QuantFormat, QuantMatrix, dequantize, pack_quantized, quantize};
 pub use rotary::{RotaryTable, rotary_frequencies, rotate_and_store};
 pub use sampling::argmax_rows;
+pub use weights::WeightMatrix;
 
 use crate::error::{ExecutorError, Result};
 

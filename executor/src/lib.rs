@@ -80,6 +80,7 @@
 //! | [`cpu_world`] | the world of CPU lanes |
 //! | [`backend`], [`transport`] | the seams to kinds of devices and ways between them |
 //! | [`model`] | a decoder with its packed weights, and where weights come from |
+//! | [`checkpoint`] | weights in files (features `gguf`, `safetensors`) |
 //! | [`registry`], [`kernels`] | which kernel runs an operator; the CPU kernels, whose bits do not depend on batching |
 //! | [`lane`] | worker-owned queues, in order, recallable at operator boundaries |
 //! | [`arena`] | memory that is allocated once and handed out at planned offsets |
@@ -88,6 +89,7 @@
 
 pub mod arena;
 pub mod backend;
+pub mod checkpoint;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod cpu_world;

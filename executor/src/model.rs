@@ -11,26 +11,52 @@ use slicescheduler_gmg::semantics::OpKind;
 use slicescheduler_gmg::templates::DenseSpec;
 use slicescheduler_gmg::units::Bytes;
 
+pub(crate) use weights::round_to;
 pub use weights::{SeededWeights, Shard, WeightSource};
 
 use crate::arena::{ARENA_ALIGN, Arena, Region};
 use crate::error::{ExecutorError, Result};
-use crate::kernels::{KvLayout, PanelMatrix, pack_panels};
+use crate::kernels::{HalfFormat, KvLayout, PanelMatrix, QuantFormat, QuantMatrix, pack_panels, pack_quantized};
 
 /// How a weight lies in its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightShape {
-    /// As it is.
+    /// In single precision, whatever its type.
     Vector(usize),
-    /// `[n, k]` in [panels](PanelMatrix).
-    Matrix { n: usize, k: usize },
+    /// `[n, k]`, [packed](WeightMatrix).
+    Matrix { n: usize, k: usize, format: MatrixFormat },
+}
+
+/// The element type of a packed matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatrixFormat {
+    Single,
+    Half(HalfFormat),
+    Quantized(QuantFormat),
+}
+
+impl MatrixFormat {
+    fn of(dtype: DType) -> Option<Self> {
+        let half = || HalfFormat::of(dtype).map(Self::Half);
+        let quantized = || QuantFormat::of(dtype).map(Self::Quantized);
+        (dtype == DType::F32).then_some(Self::Single).or_else(half).or_else(quantized)
+    }
 }
 
 impl WeightShape {
-    pub(crate) fn elements(self) -> usize {
+    /// The bytes of the weight at `offset`.
+    pub(crate) fn region(self, offset: Bytes) -> Region {
         match self {
-            Self::Vector(length) => length,
-            Self::Matrix { n, k } => PanelMatrix::packed_len(n, k),
+            Self::Vector(length) => Region::of::<f32>(offset, length),
+            Self::Matrix { n, k, format: MatrixFormat::Single } => {
+                Region::of::<f32>(offset, PanelMatrix::packed_len(n, k))
+            }
+            Self::Matrix { n, k, format: MatrixFormat::Half(_) } => {
+                Region::of::<u16>(offset, PanelMatrix::packed_len(n, k))
+            }
+            Self::Matrix { n, k, format: MatrixFormat::Quantized(format) } => {
+                Region::of::<u8>(offset, QuantMatrix::packed_len(n, k, format))
+            }
         }
     }
 }
@@ -96,8 +122,8 @@ impl DecoderModel {
     /// Sequences may have `spec.max_context` tokens; raise it before the call if prompts need more.
     ///
     /// # Errors
-    /// When the template is not that of a decoder, a weight is not `F32`, the source fails, or there
-    /// is no memory.
+    /// When the template is not that of a decoder, an activation or the KV cache is not `F32`, a weight
+    /// has an element type without a kernel, the source fails, or there is no memory.
     pub fn new(spec: &DenseSpec, template: Arc<OpGraph>, weights: &dyn WeightSource) -> Result<Self> {
         let (homes, slot_bytes) = homes(&template)?;
         let ports = ports(&template)?;
@@ -126,7 +152,7 @@ impl DecoderModel {
     /// The [`slot_bytes`](Self::slot_bytes) of a model of this template, without loading it.
     ///
     /// # Errors
-    /// When the template is not that of a decoder, or a weight is not `F32`.
+    /// When the template is not that of a decoder, or a tensor has an element type without a kernel.
     pub fn slot_bytes_for(template: &OpGraph) -> Result<Bytes> {
         ports(template)?;
         kv_shape(template)?;
@@ -135,7 +161,8 @@ impl DecoderModel {
 
     /// Bytes that a weight slot must have: what the graph's model must count as its weights. Equal
     /// to the template's weights where the rows of every matrix are a multiple of
-    /// [`PANEL`](crate::kernels::PANEL), more otherwise.
+    /// [`PANEL`](crate::kernels::PANEL) (if quantized, of [`COLUMNS`](crate::kernels::COLUMNS)) and
+    /// vectors are in single precision, more otherwise.
     pub fn slot_bytes(&self) -> Bytes {
         self.slot_bytes
     }
@@ -179,7 +206,7 @@ fn homes(template: &OpGraph) -> Result<(Vec<Home>, Bytes)> {
         homes.push(match view.tensor.role {
             Role::Weight => {
                 let (offset, shape) = (end, weight_shape(&view)?);
-                end = Region::of::<f32>(offset, shape.elements()).end().align_up(ARENA_ALIGN as u64);
+                end = shape.region(offset).end().align_up(ARENA_ALIGN as u64);
                 Home::Slot(offset, shape)
             }
             Role::KvCache => {
@@ -187,7 +214,12 @@ fn homes(template: &OpGraph) -> Result<(Vec<Home>, Bytes)> {
                 layers += 1;
                 Home::Cache(layers - 1)
             }
-            Role::Input | Role::Activation | Role::Output => Home::Activations,
+            Role::Input | Role::Activation | Role::Output => {
+                if view.tensor.dtype.is_float() {
+                    supported(&view, "F32")?;
+                }
+                Home::Activations
+            }
         });
     }
     Ok((homes, end))
@@ -207,14 +239,16 @@ fn unsupported(view: &TensorView<'_>, expected: &'static str) -> ExecutorError {
 }
 
 fn weight_shape(view: &TensorView<'_>) -> Result<WeightShape> {
-    const EXPECTED: &str = "an F32 vector or matrix of fixed size";
-    supported(view, EXPECTED)?;
+    const EXPECTED: &str = "a vector or matrix of fixed size, F32, F16, BF16 or (a matrix) Q8_0, Q4_0 or Q4_1";
+    let refused = || unsupported(view, EXPECTED);
+    let dtype = view.tensor.dtype;
+    let format = MatrixFormat::of(dtype).ok_or_else(refused)?;
     let dims: Option<Vec<usize>> =
         view.tensor.shape.dims().iter().map(|dim| usize::try_from(dim.as_fixed()?).ok()).collect();
     match dims.as_deref() {
-        Some(&[length]) => Ok(WeightShape::Vector(length)),
-        Some(&[n, k]) => Ok(WeightShape::Matrix { n, k }),
-        _ => Err(unsupported(view, EXPECTED)),
+        Some(&[length]) if !matches!(format, MatrixFormat::Quantized(_)) => Ok(WeightShape::Vector(length)),
+        Some(&[n, k]) if (k as u64).is_multiple_of(dtype.block_elements()) => Ok(WeightShape::Matrix { n, k, format }),
+        _ => Err(refused()),
     }
 }
 
@@ -257,18 +291,34 @@ fn kv_shape(template: &OpGraph) -> Result<(usize, usize)> {
 }
 
 fn pack(template: &OpGraph, homes: &[Home], weights: &dyn WeightSource, image: &mut Arena) -> Result<()> {
-    let mut plain = Vec::new();
+    let (mut plain, mut bits, mut stored) = (Vec::new(), Vec::new(), Vec::new());
     for (view, home) in template.tensors().zip(homes) {
         let Home::Slot(offset, shape) = *home else { continue };
         let name = view.name().to_string();
-        let place = image.operands().write::<f32>(Region::of::<f32>(offset, shape.elements()))?;
-        match shape {
-            WeightShape::Vector(length) => weights.fill(Shard { name: &name, shape: &[length] }, place)?,
-            WeightShape::Matrix { n, k } => {
-                plain.clear();
-                plain.resize(n.saturating_mul(k), 0.0);
-                weights.fill(Shard { name: &name, shape: &[n, k] }, &mut plain)?;
-                pack_panels(&plain, n, k, place)?;
+        let (mut operands, region) = (image.operands(), shape.region(offset));
+        let (n, k, format) = match shape {
+            WeightShape::Vector(length) => {
+                weights.fill(Shard { name: &name, shape: &[length] }, operands.write(region)?)?;
+                continue;
+            }
+            WeightShape::Matrix { n, k, format } => (n, k, format),
+        };
+        let (shard, elements) = (Shard { name: &name, shape: &[n, k] }, n.saturating_mul(k));
+        if format == MatrixFormat::Single {
+            plain.resize(elements, 0.0);
+            weights.fill(shard, &mut plain)?;
+            pack_panels(&plain, n, k, operands.write(region)?)?;
+            continue;
+        }
+        let dtype = view.tensor.dtype;
+        stored.resize(usize::try_from(dtype.bytes(elements as u64).get()).unwrap_or(usize::MAX), 0);
+        weights.fill_stored(shard, dtype, &mut stored)?;
+        match format {
+            MatrixFormat::Quantized(format) => pack_quantized(&stored, n, k, format, operands.write(region)?)?,
+            _ => {
+                bits.clear();
+                bits.extend(stored.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes)));
+                pack_panels::<u16>(&bits, n, k, operands.write(region)?)?;
             }
         }
     }
@@ -292,7 +342,7 @@ mod tests {
         for home in &*model.homes {
             if let Home::Slot(offset, shape) = *home {
                 assert_eq!(offset, end);
-                end = Region::of::<f32>(offset, shape.elements()).end().align_up(64);
+                end = shape.region(offset).end().align_up(64);
             }
         }
         assert_eq!(end, model.slot_bytes());
@@ -310,11 +360,21 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_of_another_type_is_named() {
+    fn quantized_weights_take_as_much_as_in_their_file() {
+        for dtype in [DType::Q8_0, DType::Q4_0, DType::Q4_1] {
+            let model = model(&DenseSpec::tiny().with_dtype(dtype)).unwrap();
+            assert_eq!(model.slot_bytes(), DenseSpec::tiny().with_dtype(dtype).weight_bytes());
+        }
+    }
+
+    #[test]
+    fn a_tensor_of_another_type_is_named() {
         let error = model(&DenseSpec::tiny().with_dtype(DType::BF16)).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "tensor \"embed.weight\" is bf16 [256, 64]; an F32 vector or matrix of fixed size is supported"
+        assert_eq!(error.to_string(), "tensor \"embedded\" is bf16 [tokens, 64]; F32 is supported");
+        let error = model(&DenseSpec::tiny().with_dtype(DType::F8)).unwrap_err();
+        assert!(
+            error.to_string().starts_with("tensor \"embed.weight\" is f8 [256, 64]; a vector or matrix"),
+            "{error}"
         );
     }
 }

@@ -139,12 +139,14 @@ impl KernelRegistry {
         Self::default()
     }
 
-    /// The CPU kernels of a Llama-family decoder, for `F32`.
+    /// The CPU kernels of a Llama-family decoder, for weights of every type that they know.
     pub fn cpu() -> Self {
         let mut registry = Self::new();
         let kernels: Arc<dyn Kernel> = Arc::new(CpuKernels);
         for kind in CpuKernels::kinds() {
-            registry.register(&kind, DType::F32, kernels.clone());
+            for dtype in CpuKernels::DTYPES {
+                registry.register(&kind, dtype, kernels.clone());
+            }
         }
         registry
     }
@@ -216,7 +218,8 @@ mod tests {
     fn parameters_of_a_kind_do_not_count_but_custom_names_are_apart() {
         let registry = KernelRegistry::cpu();
         assert!(registry.get(&OpKind::RmsNorm { epsilon: 0.5 }, DType::F32).is_some());
-        assert!(registry.get(&OpKind::MatMul, DType::BF16).is_none());
+        assert!(registry.get(&OpKind::MatMul, DType::Q4_1).is_some());
+        assert!(registry.get(&OpKind::MatMul, DType::F8).is_none());
         assert!(registry.get(&OpKind::custom("matmul"), DType::F32).is_none());
     }
 

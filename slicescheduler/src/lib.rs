@@ -38,6 +38,7 @@
 //! | [`builder`] | what a scheduler is made of: devices, tenants, models, policy, clock, threads |
 //! | [`model`] | what a host implements to bring a model; decoders of the Llama family |
 //! | [`serve`] | requests in, tokens out |
+//! | `text` | texts to tokens and back (feature `tokenizers`) |
 //! | [`driver`] | the loop that owns the graph, over any world |
 //! | [`replay`] | traces in, figures out: the same loop over a simulated or the real world |
 //! | [`scenario`], [`workload`], [`setup`] | what a replay is of: its description, its requests, its graph |
@@ -56,6 +57,8 @@ pub mod report;
 pub mod scenario;
 pub mod serve;
 pub mod setup;
+#[cfg(feature = "tokenizers")]
+pub mod text;
 pub mod workload;
 
 pub use slicescheduler_executor as executor;

@@ -1,11 +1,15 @@
 //! What a host implements to bring a model.
 
+#[cfg(feature = "safetensors")]
+mod folder;
 mod llama;
 
 use std::fmt::Debug;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use slicescheduler_executor::ExecutorError;
+use slicescheduler_executor::checkpoint::CheckpointError;
 use slicescheduler_executor::model::DecoderModel;
 use slicescheduler_gmg::graph::{GraphError, OpGraph};
 use slicescheduler_gmg::units::Bytes;
@@ -143,6 +147,17 @@ pub enum ModelError {
     /// The CPU backend cannot run it.
     #[error(transparent)]
     Cpu(#[from] ExecutorError),
+    /// Its file cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Its file is of a model that cannot be run.
+    #[error("{} cannot be run: {reason}", path.display())]
+    Unsupported {
+        /// The file, or the folder.
+        path: PathBuf,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
     /// An error of the host's own.
     #[error("{message}")]
     Other {

@@ -1,6 +1,6 @@
 //! Rows picked by index: token embeddings and the rows whose logits are wanted.
 
-use super::{PanelMatrix, check, check_indices, nonzero};
+use super::{WeightMatrix, check, check_indices, nonzero};
 use crate::error::Result;
 
 /// Copies the embeddings of `tokens` from the row-major `table[vocabulary, hidden]` to
@@ -12,12 +12,13 @@ pub fn embed(tokens: &[u32], table: &[f32], hidden: usize, out: &mut [f32]) -> R
     copy_rows("embed", "tokens", tokens, table, hidden, out)
 }
 
-/// As [`embed`], from a table in panels: a model whose output projection is tied to its embeddings
+/// As [`embed`], from a packed table: a model whose output projection is tied to its embeddings
 /// keeps one copy of them.
 ///
 /// # Errors
 /// When a length does not fit or a token is not in the vocabulary.
-pub fn embed_panels(tokens: &[u32], table: PanelMatrix<'_>, out: &mut [f32]) -> Result<()> {
+pub fn embed_panels<'a>(tokens: &[u32], table: impl Into<WeightMatrix<'a>>, out: &mut [f32]) -> Result<()> {
+    let table = table.into();
     nonzero("embed_panels", "hidden", table.k())?;
     check("embed_panels", "out", out.len(), tokens.len().saturating_mul(table.k()))?;
     check_indices("embed_panels", "tokens", tokens, table.n())?;

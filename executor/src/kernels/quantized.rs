@@ -35,7 +35,7 @@ use crate::error::{ExecutorError, Result};
 
 pub use encode::{dequantize, quantize};
 pub use pack::pack_quantized;
-pub use product::matmul_quantized;
+pub(super) use product::multiply_quantized;
 
 /// Weights of a block.
 pub const BLOCK: usize = 32;
@@ -115,8 +115,8 @@ impl<'a> QuantMatrix<'a> {
     /// # Errors
     /// When `k` is no multiple of [`BLOCK`], or `data` is not [`packed_len`](Self::packed_len) long.
     pub fn new(data: &'a [u8], n: usize, k: usize, format: QuantFormat) -> Result<Self> {
-        whole_blocks("matmul_quantized", k)?;
-        check("matmul_quantized", "weights", data.len(), Self::packed_len(n, k, format))?;
+        whole_blocks("matmul", k)?;
+        check("matmul", "weights", data.len(), Self::packed_len(n, k, format))?;
         Ok(Self { data, n, k, format })
     }
 

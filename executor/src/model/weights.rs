@@ -2,7 +2,10 @@
 
 use std::fmt::Debug;
 
-use crate::error::Result;
+use slicescheduler_gmg::dtype::DType;
+
+use crate::error::{ExecutorError, Result};
+use crate::kernels::{HalfFormat, QuantFormat, quantize};
 
 /// A weight that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +46,36 @@ pub trait WeightSource: Debug + Send + Sync {
     /// # Errors
     /// When the source does not have the shard, or can not read it.
     fn fill(&self, shard: Shard<'_>, into: &mut [f32]) -> Result<()>;
+
+    /// Writes the bytes of a matrix as files have them: row-major and little-endian, numbers of
+    /// `dtype` or whole blocks of them. Unless overridden, what [`fill`](Self::fill) gives is rounded.
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill), or when there is no rounding to this type.
+    fn fill_stored(&self, shard: Shard<'_>, dtype: DType, into: &mut [u8]) -> Result<()> {
+        let mut plain = vec![0.0; shard.shape.iter().product()];
+        self.fill(shard, &mut plain)?;
+        round_to(shard, &plain, dtype, into)
+    }
+}
+
+/// Rounds a shard's elements to `dtype`.
+pub(crate) fn round_to(shard: Shard<'_>, plain: &[f32], dtype: DType, into: &mut [u8]) -> Result<()> {
+    if let Some(format) = QuantFormat::of(dtype) {
+        return quantize(format, plain, into);
+    }
+    let Some(format) = HalfFormat::of(dtype) else {
+        return Err(ExecutorError::UnsupportedTensor {
+            tensor: shard.name.to_owned(),
+            dtype,
+            shape: format!("{:?}", shard.shape),
+            expected: "F16, BF16, Q8_0, Q4_0 or Q4_1",
+        });
+    };
+    for (bytes, value) in into.as_chunks_mut::<2>().0.iter_mut().zip(plain) {
+        *bytes = format.round(*value).to_le_bytes();
+    }
+    Ok(())
 }
 
 /// Random weights that need no download: the same seed gives the same model on every machine.

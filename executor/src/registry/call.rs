@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use slicescheduler_gmg::graph::ActivationLayout;
 use slicescheduler_gmg::id::TensorId;
+use slicescheduler_gmg::units::Bytes;
 
 use crate::arena::{Arena, Element, Operands, Region};
 use crate::error::{ExecutorError, Result};
-use crate::kernels::{KvCache, KvLayout, KvPool, PanelMatrix, TokenRows};
-use crate::model::{Home, WeightShape};
+use crate::kernels::{HalfMatrix, KvCache, KvLayout, KvPool, PanelMatrix, QuantMatrix, TokenRows, WeightMatrix};
+use crate::model::{Home, MatrixFormat, WeightShape};
 use crate::registry::{BoundModel, BoundOp};
 
 /// The rows of a job's batch, as the kernels take them.
@@ -123,7 +124,8 @@ impl<'a> Call<'a> {
     /// When it is something else.
     pub fn vector(&self, index: usize) -> Result<&'a [f32]> {
         match self.weight(index)? {
-            (elements, WeightShape::Vector(_)) => Ok(elements),
+            // SAFETY: see `read_weight`.
+            (offset, shape @ WeightShape::Vector(_)) => unsafe { self.read_weight(offset, shape) },
             _ => Err(no_operand("inputs", index, "a weight of one dimension")),
         }
     }
@@ -132,21 +134,36 @@ impl<'a> Call<'a> {
     ///
     /// # Errors
     /// When it is something else.
-    pub fn matrix(&self, index: usize) -> Result<PanelMatrix<'a>> {
-        match self.weight(index)? {
-            (elements, WeightShape::Matrix { n, k }) => PanelMatrix::new(elements, n, k),
-            _ => Err(no_operand("inputs", index, "a weight of two dimensions")),
+    pub fn matrix(&self, index: usize) -> Result<WeightMatrix<'a>> {
+        let (offset, shape) = self.weight(index)?;
+        let WeightShape::Matrix { n, k, format } = shape else {
+            return Err(no_operand("inputs", index, "a weight of two dimensions"));
+        };
+        // SAFETY: see `read_weight`.
+        Ok(unsafe {
+            match format {
+                MatrixFormat::Single => PanelMatrix::new(self.read_weight(offset, shape)?, n, k)?.into(),
+                MatrixFormat::Half(half) => HalfMatrix::new(self.read_weight(offset, shape)?, n, k, half)?.into(),
+                MatrixFormat::Quantized(blocks) => {
+                    QuantMatrix::new(self.read_weight(offset, shape)?, n, k, blocks)?.into()
+                }
+            }
+        })
+    }
+
+    fn weight(&self, index: usize) -> Result<(Bytes, WeightShape)> {
+        match self.home(index) {
+            Some(Home::Slot(offset, shape)) => Ok((offset, shape)),
+            _ => Err(no_operand("inputs", index, "a weight")),
         }
     }
 
-    fn weight(&self, index: usize) -> Result<(&'a [f32], WeightShape)> {
-        let Some(Home::Slot(offset, shape)) = self.home(index) else {
-            return Err(no_operand("inputs", index, "a weight"));
-        };
-        let region = Region::of::<f32>(self.space.slot.offset + offset, shape.elements());
-        // SAFETY: offsets of weights are within a slot of the model's size, which the space has;
-        // that nobody writes it is the promise made to `new`.
-        Ok((unsafe { self.space.arena.read_shared(region)? }, shape))
+    /// # Safety
+    /// `offset` and `shape` are those of a weight of the model: within a slot of its size, which the
+    /// space has. That nobody writes the slot is the promise made to `new`.
+    unsafe fn read_weight<T: Element>(&self, offset: Bytes, shape: WeightShape) -> Result<&'a [T]> {
+        // SAFETY: the caller's promise.
+        unsafe { self.space.arena.read_shared(shape.region(self.space.slot.offset + offset)) }
     }
 
     /// Input `index`, the KV cache of one layer: which layer, and the blocks of the batch.

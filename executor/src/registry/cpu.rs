@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::graph::TensorView;
 use slicescheduler_gmg::semantics::OpKind;
 
@@ -17,6 +18,9 @@ use crate::kernels::{
 pub struct CpuKernels;
 
 impl CpuKernels {
+    /// The element types of weights. Activations are `F32`.
+    pub(super) const DTYPES: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1];
+
     /// The kinds, with parameters that do not count.
     pub(super) fn kinds() -> [OpKind; 8] {
         let (heads, kv_heads, head_dim) = (1, 1, 2);
@@ -103,7 +107,7 @@ struct MatMul;
 impl BoundKernel for MatMul {
     fn run(&self, call: &mut Call<'_>) -> Result<()> {
         let (x, weights, y) = (call.input(0)?, call.matrix(1)?, call.output::<f32>(0)?);
-        let rows = x.len() / weights.k().max(1);
+        let rows = y.len() / weights.n().max(1);
         if call.inputs() < 3 {
             return matmul(x, rows, weights, Output::Overwrite, y);
         }

@@ -30,6 +30,9 @@ pub struct DenseSpec {
     pub vocab: u64,
     /// The type of the weights. Norm weights of a quantized model are `F32`.
     pub dtype: DType,
+    /// The type of the embedding table, and of the output projection if that is the table; files of
+    /// quantized models often keep it finer than the rest.
+    pub embedding_dtype: DType,
     /// The type of the activations.
     pub activation_dtype: DType,
     /// The type of the KV cache.
@@ -57,6 +60,7 @@ impl DenseSpec {
             intermediate: 14_336,
             vocab: 128_256,
             dtype: DType::BF16,
+            embedding_dtype: DType::BF16,
             activation_dtype: DType::BF16,
             kv_dtype: DType::BF16,
             tied_embeddings: false,
@@ -146,6 +150,7 @@ impl DenseSpec {
     pub fn with_dtype(mut self, dtype: DType) -> Self {
         let plain = plain(dtype);
         self.dtype = dtype;
+        self.embedding_dtype = dtype;
         self.activation_dtype = plain;
         self.kv_dtype = plain;
         self
@@ -168,20 +173,26 @@ impl DenseSpec {
         u64::from(self.layers).saturating_mul(2).saturating_add(1).saturating_mul(self.hidden)
     }
 
+    fn table_parameters(&self) -> u64 {
+        self.vocab.saturating_mul(self.hidden)
+    }
+
+    /// Elements of the matrices besides the embedding table.
     fn matrix_parameters(&self) -> u64 {
-        let tables = if self.tied_embeddings { 1 } else { 2 };
-        let embeddings = self.vocab.saturating_mul(self.hidden).saturating_mul(tables);
-        self.layer_parameters().saturating_mul(u64::from(self.layers)).saturating_add(embeddings)
+        let head = if self.tied_embeddings { 0 } else { self.table_parameters() };
+        self.layer_parameters().saturating_mul(u64::from(self.layers)).saturating_add(head)
     }
 
     /// The number of parameters; tied embeddings count once.
     pub fn parameters(&self) -> u64 {
-        self.matrix_parameters().saturating_add(self.norm_parameters())
+        let matrices = self.matrix_parameters().saturating_add(self.table_parameters());
+        matrices.saturating_add(self.norm_parameters())
     }
 
     /// The size of all weights.
     pub fn weight_bytes(&self) -> Bytes {
-        self.dtype.bytes(self.matrix_parameters()) + plain(self.dtype).bytes(self.norm_parameters())
+        let (matrices, table) = (self.dtype.bytes(self.matrix_parameters()), self.table_parameters());
+        matrices + self.embedding_dtype.bytes(table) + plain(self.dtype).bytes(self.norm_parameters())
     }
 
     /// KV bytes of one token over all layers.
@@ -220,7 +231,7 @@ pub fn dense(spec: &DenseSpec) -> Result<OpGraph, GraphError> {
     let positions = graph.input("positions", DType::U32, Shape::vector(TOKENS));
     let logit_rows = graph.input("logit_rows", DType::U32, Shape::vector(SEQUENCES));
 
-    let table = graph.weight("embed.weight", spec.dtype, Shape::matrix(spec.vocab, spec.hidden));
+    let table = graph.weight("embed.weight", spec.embedding_dtype, Shape::matrix(spec.vocab, spec.hidden));
     let embedded = rows(&mut graph, spec, "embedded", spec.hidden);
     graph.op("embed", OpKind::Embedding, &[token_ids, table], &[embedded]);
 

@@ -1,5 +1,10 @@
 //! Decoders of the Llama family.
 
+#[cfg(feature = "gguf")]
+mod gguf;
+#[cfg(feature = "safetensors")]
+mod safetensors;
+
 use std::sync::Arc;
 
 use slicescheduler_executor::model::{DecoderModel, SeededWeights, WeightSource};
@@ -24,7 +29,8 @@ impl Llama {
         Self::from_spec(DenseSpec::tiny(), SeededWeights::new(seed))
     }
 
-    /// A model of any size. The CPU backend wants `F32`: see [`DenseSpec::with_dtype`].
+    /// A model of any size. The CPU backend wants activations and a KV cache of `F32`, which
+    /// [`DenseSpec::with_dtype`] gives `F32` and quantized models.
     pub fn from_spec(spec: DenseSpec, weights: impl WeightSource + 'static) -> Self {
         Self { spec, weights: Box::new(weights), end_of_sequence: None }
     }

@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 
 use super::rows::QuantRows;
-use super::{BLOCK, COLUMNS, Output, QuantFormat, QuantMatrix, check, halves};
-use crate::error::Result;
+use super::{BLOCK, COLUMNS, Output, QuantFormat, QuantMatrix, halves};
 
 /// Rows whose rounded activations are held at a time: they stay in the second-level cache.
 const ROWS: usize = 256;
@@ -14,20 +13,11 @@ thread_local! {
     static ROUNDED: RefCell<QuantRows> = RefCell::default();
 }
 
-/// The product of `x[rows, k]` and the transpose of `weights[n, k]`, into `y[rows, n]`, both
-/// row-major; `x` is rounded to eight bits per block (see the module's text). One thread. About
-/// `rows n k / 64` vector instructions where the processor multiplies eight-bit integers by fours.
-///
-/// # Errors
-/// When `x` or `y` does not have `rows` rows.
-pub fn matmul_quantized(
-    x: &[f32],
-    rows: usize,
-    weights: QuantMatrix<'_>,
-    output: Output,
-    y: &mut [f32],
-) -> Result<()> {
-    multiply(x, rows, weights, output, y, Version::best())
+/// The product of `x[rows, k]` and the transpose of `weights[n, k]`, into `y[rows, n]`; the caller
+/// has checked the lengths, and there are rows and outputs. About `rows n k / 64` vector
+/// instructions where the processor multiplies eight-bit integers by fours.
+pub(in crate::kernels) fn multiply_quantized(x: &[f32], weights: QuantMatrix<'_>, output: Output, y: &mut [f32]) {
+    multiply(x, weights, output, y, Version::best());
 }
 
 /// How a product is computed; the bits are the same.
@@ -48,25 +38,13 @@ impl Version {
     }
 }
 
-fn multiply(
-    x: &[f32],
-    rows: usize,
-    weights: QuantMatrix<'_>,
-    output: Output,
-    y: &mut [f32],
-    version: Version,
-) -> Result<()> {
+fn multiply(x: &[f32], weights: QuantMatrix<'_>, output: Output, y: &mut [f32], version: Version) {
     let (n, k) = (weights.n, weights.k);
-    check("matmul_quantized", "x", x.len(), rows.saturating_mul(k))?;
-    check("matmul_quantized", "y", y.len(), rows.saturating_mul(n))?;
-    if n == 0 || rows == 0 {
-        return Ok(());
-    }
     if k == 0 {
         if output == Output::Overwrite {
             y.fill(0.0);
         }
-        return Ok(());
+        return;
     }
     ROUNDED.with_borrow_mut(|rounded| {
         for (x, y) in x.chunks(ROWS * k).zip(y.chunks_mut(ROWS * n)) {
@@ -78,7 +56,6 @@ fn multiply(
             }
         }
     });
-    Ok(())
 }
 
 fn portable(x: &QuantRows, weights: QuantMatrix<'_>, output: Output, y: &mut [f32]) {
@@ -142,6 +119,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::kernels::matmul;
     use crate::kernels::quantized::{dequantize, pack_quantized, quantize};
 
     const FORMATS: [QuantFormat; 3] = [QuantFormat::Q8_0, QuantFormat::Q4_0, QuantFormat::Q4_1];
@@ -176,7 +154,7 @@ mod tests {
             let weights = QuantMatrix::new(&packed, n, k, format).unwrap();
             let x: Vec<f32> = (0..rows * k).map(|at| number(!seed, at)).collect();
             let mut y = vec![1.0; rows * n];
-            matmul_quantized(&x, rows, weights, Output::Accumulate, &mut y).unwrap();
+            matmul(&x, rows, weights, Output::Accumulate, &mut y).unwrap();
             for row in 0..rows {
                 for column in 0..n {
                     let pairs = x[row * k..][..k].iter().zip(&values[column * k..][..k]);
@@ -198,8 +176,8 @@ mod tests {
             let x: Vec<f32> = (0..rows * k).map(|at| number(!seed, at) * 5.0).collect();
             let output = if add { Output::Accumulate } else { Output::Overwrite };
             let (mut best, mut plain) = (vec![0.5; rows * n], vec![0.5; rows * n]);
-            multiply(&x, rows, weights, output, &mut best, Version::best()).unwrap();
-            multiply(&x, rows, weights, output, &mut plain, Version::Portable).unwrap();
+            multiply(&x, weights, output, &mut best, Version::best());
+            multiply(&x, weights, output, &mut plain, Version::Portable);
             prop_assert!(best.iter().zip(&plain).all(|(a, b)| a.to_bits() == b.to_bits()));
         }
 
@@ -212,10 +190,10 @@ mod tests {
             let weights = QuantMatrix::new(&packed, n, k, format).unwrap();
             let x: Vec<f32> = (0..rows * k).map(|at| number(!seed, at)).collect();
             let mut together = vec![0.0; rows * n];
-            matmul_quantized(&x, rows, weights, Output::Overwrite, &mut together).unwrap();
+            matmul(&x, rows, weights, Output::Overwrite, &mut together).unwrap();
             for (x, together) in x.chunks(k).zip(together.chunks(n)) {
                 let mut alone = vec![0.0; n];
-                matmul_quantized(x, 1, weights, Output::Overwrite, &mut alone).unwrap();
+                matmul(x, 1, weights, Output::Overwrite, &mut alone).unwrap();
                 prop_assert!(alone.iter().zip(together).all(|(a, b)| a.to_bits() == b.to_bits()));
             }
         }

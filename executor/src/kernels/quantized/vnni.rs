@@ -1,9 +1,9 @@
 //! The product with 512-bit registers and their multiply-add of eight-bit integers by fours.
 
 use std::arch::x86_64::{
-    __m256i, __m512, __m512i, _mm256_loadu_si256, _mm512_add_ps, _mm512_and_si512, _mm512_cvtepi32_ps,
-    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16, _mm512_storeu_ps,
+    __m256i, __m512, __m512i, _mm256_loadu_si256, _mm512_add_ps, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
+    _mm512_dpbusd_epi32, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
 use super::product::store;
@@ -143,6 +143,7 @@ fn tile<F: Format, const R: usize, const P: usize>(
 /// The processor has the instructions. `x` has `blocks` blocks of `R` rows from `row` on, each panel
 /// as many.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+#[allow(clippy::needless_range_loop, reason = "loops over registers, of a number known at compile time")]
 unsafe fn accumulate<F: Format, const R: usize, const P: usize>(
     x: &QuantRows,
     row: usize,

@@ -1,0 +1,193 @@
+//! Weights in files: found by name, read where they lie.
+//!
+//! A [`TensorFile`] is mapped into memory and gives the bytes of its tensors; a [`Naming`] says which
+//! of them make up a weight of a template, which fuses what files keep apart (queries, keys and
+//! values). Together they are a [`WeightSource`]: [`CheckpointWeights`].
+//!
+//! | format | reader | feature |
+//! |---|---|---|
+//! | GGUF | [`GgufFile`] | `gguf` |
+//! | safetensors | [`SafetensorsFile`] | `safetensors` |
+
+#[cfg(any(feature = "gguf", feature = "safetensors"))]
+mod map;
+mod naming;
+
+#[cfg(feature = "gguf")]
+mod gguf;
+#[cfg(feature = "safetensors")]
+mod safetensors;
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use slicescheduler_gmg::dtype::DType;
+
+#[cfg(feature = "gguf")]
+pub use gguf::{GgufArray, GgufError, GgufFile, GgufValue};
+pub use naming::{GgufLlama, HfLlama, Naming, Part, RowOrder};
+#[cfg(feature = "safetensors")]
+pub use safetensors::SafetensorsFile;
+
+use crate::error::{ExecutorError, Result};
+use crate::kernels::{HalfFormat, QuantFormat, dequantize};
+use crate::model::{Shard, WeightSource, round_to};
+
+/// Why a file of weights can not be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// It can not be opened or mapped.
+    #[error("{} can not be read", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is not what it should be.
+    #[error("{} is damaged, or of another format", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// The bytes of a tensor in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor<'a> {
+    /// The type of its elements.
+    pub dtype: DType,
+    /// Its dimensions, outermost first.
+    pub shape: Cow<'a, [usize]>,
+    /// Row-major and little-endian, numbers or whole blocks of them.
+    pub bytes: &'a [u8],
+}
+
+/// A file with named tensors.
+///
+/// # Contract
+/// `tensor` gives as many bytes as the shape and the element type ask for, and the same ones on every
+/// call.
+pub trait TensorFile: Debug + Send + Sync {
+    /// The tensor called `name`, if there is one of an element type that is known here.
+    fn tensor(&self, name: &str) -> Option<StoredTensor<'_>>;
+}
+
+impl<T: TensorFile + ?Sized> TensorFile for Arc<T> {
+    fn tensor(&self, name: &str) -> Option<StoredTensor<'_>> {
+        (**self).tensor(name)
+    }
+}
+
+/// The weights of a file, under the names of a template.
+///
+/// A weight that is asked for in the type of the file is copied; else it is widened exactly, or
+/// rounded.
+#[derive(Debug)]
+pub struct CheckpointWeights<F, N> {
+    file: F,
+    naming: N,
+}
+
+impl<F: TensorFile, N: Naming> CheckpointWeights<F, N> {
+    /// The weights of `file`, found by `naming`.
+    pub fn new(file: F, naming: N) -> Self {
+        Self { file, naming }
+    }
+
+    /// The file.
+    pub fn file(&self) -> &F {
+        &self.file
+    }
+
+    /// Calls `with` on the rows of the parts of a weight, in order: their element type and, of each,
+    /// the bytes and which rows of the weight they become.
+    fn rows(&self, shard: Shard<'_>, mut with: impl FnMut(DType, usize, &[u8]) -> Result<()>) -> Result<()> {
+        let (rows, columns) = match *shard.shape {
+            [length] => (1, length),
+            [rows, columns] => (rows, columns),
+            _ => (0, 0),
+        };
+        let refused = |reason: String| ExecutorError::Weight { weight: shard.name.to_owned(), reason };
+        let parts = self.naming.parts(shard.name);
+        let parts = parts.ok_or_else(|| refused("checkpoints of this kind have no such weight".to_owned()))?;
+        let mut first = 0;
+        for Part { tensor, order } in parts {
+            let found = self.file.tensor(&tensor);
+            let found = found.ok_or_else(|| refused(format!("the file has no tensor {tensor:?} that can be read")))?;
+            let unfit = || {
+                refused(format!("tensor {tensor:?} is {} {:?}; {:?} is wanted", found.dtype, found.shape, shard.shape))
+            };
+            let part_rows = match *found.shape {
+                [length] if shard.shape.len() == 1 && length == columns => 1,
+                [part_rows, width] if shard.shape.len() == 2 && width == columns => part_rows,
+                _ => return Err(unfit()),
+            };
+            let row_bytes = usize::try_from(found.dtype.bytes(columns as u64).get()).unwrap_or(usize::MAX);
+            let whole = (columns as u64).is_multiple_of(found.dtype.block_elements());
+            if part_rows > rows - first || !whole || found.bytes.len() != part_rows.saturating_mul(row_bytes) {
+                return Err(unfit());
+            }
+            for row in 0..part_rows {
+                let from = order.stored_row(row, part_rows).ok_or_else(unfit)?;
+                with(found.dtype, first + row, &found.bytes[from * row_bytes..(from + 1) * row_bytes])?;
+            }
+            first += part_rows;
+        }
+        if first == rows { Ok(()) } else { Err(refused(format!("its parts have {first} rows, {rows} are wanted"))) }
+    }
+}
+
+impl<F: TensorFile, N: Naming> WeightSource for CheckpointWeights<F, N> {
+    fn fill(&self, shard: Shard<'_>, into: &mut [f32]) -> Result<()> {
+        let columns = shard.shape.last().copied().unwrap_or(0);
+        self.rows(shard, |dtype, row, bytes| widen(shard, dtype, bytes, &mut into[row * columns..(row + 1) * columns]))
+    }
+
+    fn fill_stored(&self, shard: Shard<'_>, dtype: DType, into: &mut [u8]) -> Result<()> {
+        let columns = shard.shape.last().copied().unwrap_or(0);
+        let row_bytes = usize::try_from(dtype.bytes(columns as u64).get()).unwrap_or(usize::MAX);
+        let mut plain = Vec::new();
+        self.rows(shard, |found, row, bytes| {
+            let into = &mut into[row * row_bytes..(row + 1) * row_bytes];
+            if found == dtype {
+                into.copy_from_slice(bytes);
+                return Ok(());
+            }
+            plain.resize(columns, 0.0);
+            widen(shard, found, bytes, &mut plain)?;
+            round_to(shard, &plain, dtype, into)
+        })
+    }
+}
+
+/// The elements of a stored row.
+fn widen(shard: Shard<'_>, dtype: DType, bytes: &[u8], into: &mut [f32]) -> Result<()> {
+    if let Some(format) = QuantFormat::of(dtype) {
+        return dequantize(format, bytes, into);
+    }
+    if let Some(format) = HalfFormat::of(dtype) {
+        for (value, &bytes) in into.iter_mut().zip(bytes.as_chunks::<2>().0) {
+            format.widen(&[u16::from_le_bytes(bytes)], std::slice::from_mut(value));
+        }
+        return Ok(());
+    }
+    if dtype != DType::F32 {
+        let reason = format!("elements of type {dtype} have no reader");
+        return Err(ExecutorError::Weight { weight: shard.name.to_owned(), reason });
+    }
+    for (value, &bytes) in into.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *value = f32::from_le_bytes(bytes);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! Which tensors of a file make up a weight of a template.
+
+use std::fmt::Debug;
+
+/// A tensor of a file whose rows are rows of a weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its name in the file.
+    pub tensor: String,
+    /// The order of its rows.
+    pub order: RowOrder,
+}
+
+/// How the rows of a stored tensor are to be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOrder {
+    /// One after the other.
+    AsStored,
+    /// Elements that are rotated together lie side by side in the file, as llama.cpp has them; here
+    /// they are half a head apart.
+    PairedHeads {
+        /// Heads of the tensor.
+        heads: usize,
+    },
+}
+
+impl RowOrder {
+    /// Which row of the file is row `row` of `rows`; none if the rows do not make whole heads.
+    pub(super) fn stored_row(self, row: usize, rows: usize) -> Option<usize> {
+        match self {
+            Self::AsStored => Some(row),
+            Self::PairedHeads { heads } => {
+                let head_dim = rows.checked_div(heads).filter(|dim| dim * heads == rows && dim % 2 == 0 && *dim > 0)?;
+                let (head, element, half) = (row / head_dim, row % head_dim, head_dim / 2);
+                Some(head * head_dim + 2 * (element % half) + element / half)
+            }
+        }
+    }
+}
+
+/// The names of a family of checkpoints.
+pub trait Naming: Debug + Send + Sync {
+    /// The tensors whose rows, one tensor after the other, are the weight of this name in the
+    /// template; none if there is no such weight.
+    fn parts(&self, weight: &str) -> Option<Vec<Part>>;
+}
+
+/// Decoders of the Llama family in GGUF files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GgufLlama {
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+}
+
+/// Decoders of the Llama family as the transformers library saves them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HfLlama;
+
+fn plain(tensor: impl Into<String>) -> Part {
+    Part { tensor: tensor.into(), order: RowOrder::AsStored }
+}
+
+/// A weight of a repeated block: its repetition, and its name in it.
+fn in_layer(weight: &str) -> Option<(u32, &str)> {
+    let (layer, name) = weight.strip_prefix("layers.")?.split_once('.')?;
+    Some((layer.parse().ok()?, name.strip_suffix(".weight")?))
+}
+
+impl Naming for GgufLlama {
+    fn parts(&self, weight: &str) -> Option<Vec<Part>> {
+        let Some((layer, name)) = in_layer(weight) else {
+            return Some(vec![plain(match weight {
+                "embed.weight" => "token_embd.weight",
+                "norm.weight" => "output_norm.weight",
+                "lm_head.weight" => "output.weight",
+                _ => return None,
+            })]);
+        };
+        let stored = |name: &str| format!("blk.{layer}.{name}.weight");
+        let rotated = |name, heads| Part { tensor: stored(name), order: RowOrder::PairedHeads { heads } };
+        Some(match name {
+            "attn.norm" => vec![plain(stored("attn_norm"))],
+            "attn.qkv" => {
+                vec![rotated("attn_q", self.heads), rotated("attn_k", self.kv_heads), plain(stored("attn_v"))]
+            }
+            "attn.o" => vec![plain(stored("attn_output"))],
+            "mlp.norm" => vec![plain(stored("ffn_norm"))],
+            "mlp.gate_up" => vec![plain(stored("ffn_gate")), plain(stored("ffn_up"))],
+            "mlp.down" => vec![plain(stored("ffn_down"))],
+            _ => return None,
+        })
+    }
+}
+
+impl Naming for HfLlama {
+    fn parts(&self, weight: &str) -> Option<Vec<Part>> {
+        let Some((layer, name)) = in_layer(weight) else {
+            return Some(vec![plain(match weight {
+                "embed.weight" => "model.embed_tokens.weight",
+                "norm.weight" => "model.norm.weight",
+                "lm_head.weight" => "lm_head.weight",
+                _ => return None,
+            })]);
+        };
+        let parts: &[&str] = match name {
+            "attn.norm" => &["input_layernorm"],
+            "attn.qkv" => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            "attn.o" => &["self_attn.o_proj"],
+            "mlp.norm" => &["post_attention_layernorm"],
+            "mlp.gate_up" => &["mlp.gate_proj", "mlp.up_proj"],
+            "mlp.down" => &["mlp.down_proj"],
+            _ => return None,
+        };
+        Some(parts.iter().map(|part| plain(format!("model.layers.{layer}.{part}.weight"))).collect())
+    }
+}

@@ -1,0 +1,69 @@
+use super::*;
+
+#[derive(Debug)]
+struct Memory(Vec<(&'static str, Vec<usize>, Vec<u8>)>);
+
+impl TensorFile for Memory {
+    fn tensor(&self, name: &str) -> Option<StoredTensor<'_>> {
+        let (_, shape, bytes) = self.0.iter().find(|(found, ..)| *found == name)?;
+        Some(StoredTensor { dtype: DType::F32, shape: shape.as_slice().into(), bytes })
+    }
+}
+
+fn tensor(name: &'static str, rows: usize, columns: usize) -> (&'static str, Vec<usize>, Vec<u8>) {
+    let values = (0..rows * columns).map(|at| (at / columns) as f32);
+    (name, vec![rows, columns], values.flat_map(f32::to_le_bytes).collect())
+}
+
+/// The rows of the fused projection, of which every element is the number of the row in its part.
+fn fused(naming: impl Naming, names: [&'static str; 3]) -> Result<Vec<f32>> {
+    let file = Memory(vec![tensor(names[0], 8, 2), tensor(names[1], 4, 2), tensor(names[2], 4, 2)]);
+    let mut into = vec![0.0; 32];
+    CheckpointWeights::new(file, naming)
+        .fill(Shard { name: "layers.3.attn.qkv.weight", shape: &[16, 2] }, &mut into)?;
+    Ok(into.into_iter().step_by(2).collect())
+}
+
+/// llama.cpp keeps element `i` of the first half of a head at row `2 i` and its partner of the second
+/// half behind it; here two heads of queries and one of keys, of four elements each.
+#[test]
+fn rows_of_rotated_heads_come_back_in_the_order_of_halves() {
+    let naming = GgufLlama { heads: 2, kv_heads: 1 };
+    let names = ["blk.3.attn_q.weight", "blk.3.attn_k.weight", "blk.3.attn_v.weight"];
+    let rows = fused(naming, names).unwrap();
+    assert_eq!(rows, [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0, 0.0, 2.0, 1.0, 3.0, 0.0, 1.0, 2.0, 3.0]);
+    let layer = "model.layers.3.self_attn";
+    let names = ["q_proj", "k_proj", "v_proj"].map(|name| &*format!("{layer}.{name}.weight").leak());
+    let rows = fused(HfLlama, names).unwrap();
+    assert_eq!(rows[..8], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+}
+
+#[test]
+fn what_the_file_lacks_or_has_in_another_shape_is_named() {
+    let naming = || GgufLlama { heads: 2, kv_heads: 1 };
+    let error = fused(naming(), ["blk.3.attn_q.weight", "x", "y"]).unwrap_err().to_string();
+    assert!(error.contains("layers.3.attn.qkv.weight") && error.contains("blk.3.attn_k.weight"), "{error}");
+    let weights = CheckpointWeights::new(Memory(vec![tensor("blk.0.attn_output.weight", 3, 2)]), naming());
+    for shape in [[2, 2], [4, 2], [3, 3]] {
+        let mut into = vec![0.0; shape[0] * shape[1]];
+        assert!(weights.fill(Shard { name: "layers.0.attn.o.weight", shape: &shape }, &mut into).is_err());
+    }
+    assert!(weights.fill(Shard { name: "layers.0.attn.x.weight", shape: &[3, 2] }, &mut [0.0; 6]).is_err());
+}
+
+#[test]
+fn weights_of_another_type_than_the_file_has_are_rounded() {
+    let weights = CheckpointWeights::new(
+        Memory(vec![tensor("blk.0.attn_output.weight", 2, 32)]),
+        GgufLlama { heads: 1, kv_heads: 1 },
+    );
+    let shard = Shard { name: "layers.0.attn.o.weight", shape: &[2, 32] };
+    let mut blocks = vec![0; 68];
+    weights.fill_stored(shard, DType::Q8_0, &mut blocks).unwrap();
+    let mut values = [0.0; 64];
+    dequantize(QuantFormat::Q8_0, &blocks, &mut values).unwrap();
+    assert!((values[0], values[63]) == (0.0, 1.0) || (values[63] - 1.0).abs() < 1e-3);
+    let mut halves = vec![0; 128];
+    weights.fill_stored(shard, DType::BF16, &mut halves).unwrap();
+    assert_eq!(halves[126..], [0x80, 0x3f]);
+}

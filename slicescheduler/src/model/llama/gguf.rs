@@ -1,0 +1,112 @@
+//! A Llama-family decoder from a GGUF file.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use slicescheduler_executor::checkpoint::{CheckpointWeights, GgufError, GgufFile, GgufLlama, TensorFile};
+use slicescheduler_gmg::dtype::DType;
+use slicescheduler_gmg::templates::DenseSpec;
+
+use crate::model::{Llama, ModelError};
+
+impl Llama {
+    /// A model from a GGUF file whose architecture is `llama`, with weights of F32, F16, BF16, Q8_0,
+    /// Q4_0 or Q4_1. The file is mapped, and read when the model is built for a backend. Answers end
+    /// with the file's end-of-sequence token.
+    ///
+    /// Weights stay as they are in the file. If the matrices of a file are of several types, all but
+    /// the embedding table become F32, which is exact.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is of a model that cannot be run here.
+    pub fn from_gguf(path: impl AsRef<Path>) -> Result<Self, ModelError> {
+        let path = path.as_ref();
+        let file = GgufFile::open(path)?;
+        let refused = |reason: Reason| ModelError::Unsupported { path: path.to_owned(), reason: reason.0 };
+        let spec = spec(&file, path).map_err(refused)?;
+        let naming = GgufLlama { heads: spec.heads as usize, kv_heads: spec.kv_heads as usize };
+        let end = file.number("tokenizer.ggml.eos_token_id").ok().and_then(|token| u32::try_from(token).ok());
+        let model = Self::from_spec(spec, CheckpointWeights::new(Arc::new(file), naming));
+        Ok(Self { end_of_sequence: end, ..model })
+    }
+}
+
+/// Why a file's model is not one that can be run.
+struct Reason(String);
+
+impl From<GgufError> for Reason {
+    fn from(error: GgufError) -> Self {
+        Self(error.to_string())
+    }
+}
+
+fn spec(file: &GgufFile, path: &Path) -> Result<DenseSpec, Reason> {
+    let architecture = file.text("general.architecture")?;
+    if architecture != "llama" {
+        return Err(Reason(format!("its architecture is {architecture:?}; \"llama\" is supported")));
+    }
+    let key = |name: &str| format!("llama.{name}");
+    for name in ["expert_count", "rope.scaling.type"] {
+        let value = file.value(&key(name));
+        if value.is_some_and(|value| file.number(&key(name)) != Ok(0) && value != none()) {
+            return Err(Reason(format!("it has {:?}, which is not supported", key(name))));
+        }
+    }
+    if file.tensor_names().any(|name| name == "rope_freqs.weight" || name.ends_with(".bias")) {
+        return Err(Reason("it has biases or scaled rotations, which are not supported".to_owned()));
+    }
+    let small = |name: &str| -> Result<u32, Reason> {
+        let value = file.number(&key(name))?;
+        u32::try_from(value).map_err(|_| Reason(format!("{:?} is {value}, which is too large", key(name))))
+    };
+    let or = |name: &str, default: u32| if file.value(&key(name)).is_some() { small(name) } else { Ok(default) };
+
+    let (layers, hidden, heads) =
+        (small("block_count")?, file.number(&key("embedding_length"))?, small("attention.head_count")?);
+    let head_dim = match hidden.checked_div(u64::from(heads)).and_then(|dim| u32::try_from(dim).ok()) {
+        Some(dim) => or("attention.key_length", dim)?,
+        None => return Err(Reason(format!("it has {heads} heads for {hidden} elements"))),
+    };
+    if or("rope.dimension_count", head_dim)? != head_dim {
+        return Err(Reason("only a part of each head is rotated, which is not supported".to_owned()));
+    }
+    // Templates have an entry per layer: what a file says is believed once the layers are there.
+    if layers == 0 || file.tensor(&format!("blk.{}.attn_norm.weight", layers - 1)).is_none() {
+        return Err(Reason(format!("it says to have {layers} layers and has other ones")));
+    }
+    let Some(table) = file.tensor("token_embd.weight") else {
+        return Err(Reason("it has no embedding table of a supported type".to_owned()));
+    };
+    let theta = key("rope.freq_base");
+    let name = file.text("general.name").map(str::to_owned);
+    let name = name.ok().or_else(|| Some(path.file_stem()?.to_str()?.to_owned()));
+    let mut spec = DenseSpec::tiny().with_dtype(matrix_dtype(file));
+    spec.name = name.unwrap_or_else(|| "llama".to_owned()).into();
+    spec.layers = layers;
+    spec.hidden = hidden;
+    spec.heads = heads;
+    spec.kv_heads = or("attention.head_count_kv", heads)?;
+    spec.head_dim = head_dim;
+    spec.intermediate = file.number(&key("feed_forward_length"))?;
+    spec.vocab = table.shape.first().map_or(0, |&rows| rows as u64);
+    spec.embedding_dtype = table.dtype;
+    spec.activation_dtype = DType::F32;
+    spec.kv_dtype = DType::F32;
+    spec.tied_embeddings = !file.tensor_names().any(|name| name == "output.weight");
+    spec.rope_theta = if file.value(&theta).is_some() { file.float(&theta)? as f32 } else { 10_000.0 };
+    spec.norm_epsilon = file.float(&key("attention.layer_norm_rms_epsilon"))? as f32;
+    spec.max_context = small("context_length")?;
+    Ok(spec)
+}
+
+fn none<'a>() -> slicescheduler_executor::checkpoint::GgufValue<'a> {
+    slicescheduler_executor::checkpoint::GgufValue::Text("none")
+}
+
+/// The type of all matrices besides the embedding table, or the one that holds any of them exactly.
+fn matrix_dtype(file: &GgufFile) -> DType {
+    let tensors = file.tensor_names().filter(|&name| name != "token_embd.weight").filter_map(|name| file.tensor(name));
+    let mut dtypes = tensors.filter(|tensor| tensor.shape.len() == 2).map(|tensor| tensor.dtype);
+    let first = dtypes.next().unwrap_or(DType::F32);
+    if dtypes.all(|dtype| dtype == first) { first } else { DType::F32 }
+}
