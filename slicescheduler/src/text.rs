@@ -8,7 +8,6 @@ use std::fmt;
 use std::path::Path;
 
 use minijinja::{Environment, Value, context};
-use serde::Serialize;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
@@ -53,7 +52,7 @@ pub enum TextError {
 }
 
 /// What somebody says in a chat.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Who: `system`, `user` or `assistant`.
     pub role: String,
@@ -169,7 +168,8 @@ impl Tokenizer {
     /// When there is no template, or it cannot be filled in.
     pub fn chat(&self, messages: &[Message]) -> Result<String, TextError> {
         let template = self.chat_template.as_deref().ok_or(TextError::NoTemplate)?;
-        let messages = Value::from_serialize(messages);
+        let message = |it: &Message| context! { role => it.role.as_str(), content => it.content.as_str() };
+        let messages: Vec<Value> = messages.iter().map(message).collect();
         let chat = context! { messages, add_generation_prompt => true };
         Ok(Environment::new().render_str(template, chat)?)
     }

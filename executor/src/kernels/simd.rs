@@ -7,8 +7,8 @@
 /// Accumulators of a sum, whatever the machine's registers hold.
 pub(crate) const LANES: usize = 16;
 
-/// Compiles a function twice, for the baseline and for AVX2, and picks at run time. The bits of
-/// both are equal (see the module's text), so the choice is one of speed only.
+/// Compiles a function for the baseline, for AVX2 and for AVX-512, and picks at run time. The bits of
+/// all are equal (see the module's text), so the choice is one of speed only.
 macro_rules! versioned {
     (
         $(#[$meta:meta])*
@@ -26,6 +26,19 @@ macro_rules! versioned {
                 #[allow(clippy::too_many_arguments)]
                 fn avx2($($arg: $ty),*) $(-> $ret)? {
                     generic($($arg),*)
+                }
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+                #[allow(clippy::too_many_arguments)]
+                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    generic($($arg),*)
+                }
+                if std::arch::is_x86_feature_detected!("avx512bw")
+                    && std::arch::is_x86_feature_detected!("avx512dq")
+                    && std::arch::is_x86_feature_detected!("avx512vl")
+                {
+                    // SAFETY: the processor has the features that the function is compiled for, of
+                    // which avx512bw implies avx512f.
+                    return unsafe { avx512($($arg),*) };
                 }
                 if std::arch::is_x86_feature_detected!("avx2") {
                     // SAFETY: the processor has the one feature that the function is compiled for.
@@ -134,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_of_a_function_give_the_same_bits() {
+    fn all_versions_of_a_function_give_the_same_bits() {
         let x: Vec<f32> = (0..1000).map(|i| ((i * i) as f32).sin() * 50.0).collect();
         let mut out = vec![0.0; x.len()];
         let norm = softened_norm(&x, &mut out);

@@ -8,6 +8,7 @@ mod safetensors;
 use std::sync::Arc;
 
 use slicescheduler_executor::model::{DecoderModel, SeededWeights, WeightSource};
+use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::graph::OpGraph;
 use slicescheduler_gmg::templates::{self, DenseSpec};
 use slicescheduler_gmg::units::Bytes;
@@ -39,6 +40,15 @@ impl Llama {
     #[must_use]
     pub fn ending_with(mut self, token: u32) -> Self {
         self.end_of_sequence = Some(token);
+        self
+    }
+
+    /// Holds matrices as `dtype` on a device, whatever they are in their file: widened exactly, or
+    /// rounded.
+    #[must_use]
+    pub fn weights_as(mut self, dtype: DType) -> Self {
+        self.spec.dtype = dtype;
+        self.spec.embedding_dtype = dtype;
         self
     }
 

@@ -1,0 +1,203 @@
+//! A load: latency-sensitive tenants are asked at random times, best-effort ones always have work.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use slicescheduler::gmg::units::Nanos;
+use slicescheduler::text::Message;
+use slicescheduler::{Answer, Request, SliceScheduler};
+
+use super::arguments::Arguments;
+use super::tenant::Served;
+use crate::Failure;
+
+/// Requests of a best-effort tenant that are under way.
+const BACKLOG: usize = 4;
+
+/// What the tenants of real models are asked, in turn.
+const QUESTIONS: [&str; 6] = [
+    "What is the capital of France?",
+    "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
+    "Explain in two sentences why the sky is blue.",
+    "List five things to pack for a hike in the mountains, and say why each matters.",
+    "Translate into French: the cat sleeps on the warm stove.",
+    "My bicycle chain slips when I go uphill. What should I look at first, and what tools do I need for it?",
+];
+
+/// How one tenant fared.
+#[derive(Debug, Default)]
+struct Fared {
+    completed: u32,
+    unfinished: u32,
+    prompt_tokens: u64,
+    output_tokens: u64,
+    first: Vec<Nanos>,
+    pace: Vec<Nanos>,
+}
+
+/// How all fared.
+pub(crate) struct Outcome {
+    tenants: Vec<(String, Fared)>,
+    lasted: Duration,
+}
+
+struct Asked {
+    at: Nanos,
+    prompt: usize,
+    answer: Answer,
+}
+
+/// Runs the load; returns when every answer of a latency-sensitive tenant is there.
+pub(crate) fn run(slices: &SliceScheduler, served: &[Served], arguments: &Arguments) -> Result<Outcome, Failure> {
+    let prompts = served.iter().map(prompts).collect::<Result<Vec<_>, _>>()?;
+    let start = Instant::now();
+    let end = start + arguments.duration;
+    let fared = thread::scope(|scope| {
+        let threads: Vec<_> = served
+            .iter()
+            .zip(&prompts)
+            .zip(0u64..)
+            .map(|((tenant, prompts), index)| {
+                let seed = arguments.seed.wrapping_mul(0x9e37_79b9).wrapping_add(index);
+                let asker = Asker { slices, tenant, prompts, max_tokens: arguments.max_tokens, random: seed, asked: 0 };
+                scope.spawn(
+                    move || if tenant.best_effort { asker.backlog(end) } else { asker.arrivals(end, arguments.load) },
+                )
+            })
+            .collect();
+        let ended = |thread: thread::ScopedJoinHandle<'_, Result<Fared, String>>| {
+            thread.join().unwrap_or_else(|_| Err("a thread of the load panicked".to_owned()))
+        };
+        threads.into_iter().map(ended).collect::<Result<Vec<_>, String>>()
+    })?;
+    let names = served.iter().map(|tenant| tenant.name.clone());
+    Ok(Outcome { tenants: names.zip(fared).collect(), lasted: start.elapsed() })
+}
+
+fn prompts(tenant: &Served) -> Result<Vec<Vec<u32>>, Failure> {
+    let Some(tokenizer) = &tenant.tokenizer else {
+        return Ok((1..7).map(|length| (0..length * 8).collect()).collect());
+    };
+    let prompt = |question: &&str| Ok(tokenizer.encode(&tokenizer.chat(&[Message::user(*question)])?)?);
+    QUESTIONS.iter().map(prompt).collect()
+}
+
+struct Asker<'a> {
+    slices: &'a SliceScheduler,
+    tenant: &'a Served,
+    prompts: &'a [Vec<u32>],
+    max_tokens: u32,
+    random: u64,
+    asked: usize,
+}
+
+impl Asker<'_> {
+    fn ask(&mut self) -> Result<Asked, String> {
+        let prompt = &self.prompts[self.asked % self.prompts.len()];
+        self.asked += 1;
+        let request = Request::prompt_tokens(prompt).max_tokens(self.max_tokens);
+        let at = self.slices.now();
+        let answer = self.slices.submit(&self.tenant.name, request).map_err(|error| error.to_string())?;
+        Ok(Asked { at, prompt: prompt.len(), answer })
+    }
+
+    /// Asks with exponential times in between, whatever has been answered.
+    fn arrivals(mut self, end: Instant, rate: f64) -> Result<Fared, String> {
+        let (mut asked, mut next) = (Vec::new(), Instant::now());
+        loop {
+            next += Duration::from_secs_f64(-self.uniform().ln() / rate);
+            if next >= end {
+                break;
+            }
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+            asked.push(self.ask()?);
+        }
+        let mut fared = Fared::default();
+        asked.into_iter().for_each(|asked| fared.take(asked));
+        Ok(fared)
+    }
+
+    /// Keeps a few requests under way; those that are not answered at the end are cancelled.
+    fn backlog(mut self, end: Instant) -> Result<Fared, String> {
+        let (mut asked, mut fared) = (VecDeque::new(), Fared::default());
+        while Instant::now() < end {
+            while asked.len() < BACKLOG {
+                asked.push_back(self.ask()?);
+            }
+            if let Some(oldest) = asked.pop_front() {
+                fared.take(oldest);
+            }
+        }
+        fared.unfinished += asked.len() as u32;
+        Ok(fared)
+    }
+
+    /// In (0, 1], by SplitMix64.
+    fn uniform(&mut self) -> f64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (((z ^ (z >> 31)) >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+}
+
+impl Fared {
+    /// Waits for an answer and counts it.
+    fn take(&mut self, asked: Asked) {
+        let (mut count, mut first, mut last) = (0u32, Nanos::ZERO, Nanos::ZERO);
+        for token in asked.answer {
+            let Ok(token) = token else {
+                self.unfinished += 1;
+                return;
+            };
+            first = if count == 0 { token.at } else { first };
+            last = token.at;
+            count += 1;
+        }
+        self.completed += 1;
+        self.prompt_tokens += asked.prompt as u64;
+        self.output_tokens += u64::from(count);
+        self.first.push(first - asked.at);
+        if count > 1 {
+            self.pace.push(Nanos((last - first).0 / u64::from(count - 1)));
+        }
+    }
+}
+
+/// The value below which `share` of the values lie (nearest rank).
+fn quantile(values: &[Nanos], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let rank = ((share * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
+    sorted.get(rank).map_or(f64::NAN, |value| value.as_ms_f64())
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lasted = self.lasted.as_secs_f64();
+        writeln!(f, "measured, {lasted:.1} s; times in ms, p50 / p99")?;
+        writeln!(
+            f,
+            "{:<14} {:>8} {:>10} {:>8} {:>8} {:>9} {:>19} {:>15}",
+            "tenant", "answered", "unfinished", "tokens", "in", "tokens/s", "first token", "per token"
+        )?;
+        for (name, fared) in &self.tenants {
+            let all = fared.prompt_tokens + fared.output_tokens;
+            writeln!(
+                f,
+                "{name:<14} {:>8} {:>10} {:>8} {:>8} {:>9.1} {:>19} {:>15}",
+                fared.completed,
+                fared.unfinished,
+                fared.output_tokens,
+                fared.prompt_tokens,
+                all as f64 / lasted,
+                format!("{:.0} / {:.0}", quantile(&fared.first, 0.5), quantile(&fared.first, 0.99)),
+                format!("{:.1} / {:.1}", quantile(&fared.pace, 0.5), quantile(&fared.pace, 0.99)),
+            )?;
+        }
+        Ok(())
+    }
+}
