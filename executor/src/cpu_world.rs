@@ -45,6 +45,7 @@ use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
 
 use crate::error::{ExecutorError, Result};
+use crate::kernels::Sampling;
 use crate::lane::{LaneClock, LaneEvent, ThreadSpawner};
 use crate::model::DecoderModel;
 use crate::registry::{BoundModel, KernelRegistry};
@@ -157,6 +158,15 @@ impl CpuWorld {
     /// When there is no prompt, or nothing to produce.
     pub fn prompt(&mut self, request: RequestId, tokens: &[u32], max_output: u32, eos: Option<u32>) -> Result<()> {
         self.sequences.enter(request, tokens, max_output, eos)
+    }
+
+    /// Sets how the tokens of a request are chosen; greedily unless this says otherwise. Before the
+    /// first job that computes it: its tokens depend on nothing but its prompt and this.
+    ///
+    /// # Errors
+    /// When the request was not entered.
+    pub fn choose(&mut self, request: RequestId, sampling: Sampling) -> Result<()> {
+        self.sequences.choose(request, sampling)
     }
 
     /// The output tokens of a request so far; none if it is not known.

@@ -16,21 +16,23 @@ mod cache;
 mod embedding;
 mod matmul;
 mod norm;
+mod pool;
 mod quantized;
 mod rotary;
 mod sampling;
 mod simd;
 mod weights;
 
-pub use activation::swiglu;
-pub use attention::{AttentionDims, attention};
+pub use activation::{add_bias, gelu, swiglu, tanh};
+pub use attention::{AttentionDims, attention, self_attention};
 pub use cache::{KvCache, KvLayout, KvPool, TokenRows};
 pub use embedding::{embed, embed_panels, gather_rows};
 pub use matmul::{HalfFormat, HalfMatrix, Output, OwnedPanels, PANEL, PanelMatrix, matmul, pack_panels};
-pub use norm::rms_norm;
+pub use norm::{layer_norm, normalize_rows, rms_norm};
+pub use pool::mean_pool;
 pub use quantized::{BLOCK, COLUMNS, QuantFormat, QuantMatrix, dequantize, pack_quantized, quantize};
 pub use rotary::{RotaryTable, rotary_frequencies, rotate_and_store};
-pub use sampling::argmax_rows;
+pub use sampling::{Sampling, argmax_rows, sample};
 pub use weights::WeightMatrix;
 
 use crate::error::{ExecutorError, Result};

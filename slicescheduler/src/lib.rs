@@ -68,6 +68,7 @@ pub use slicescheduler_simulator as simulator;
 
 pub use builder::{BuildError, Builder};
 pub use driver::RequestError;
+pub use executor::kernels::Sampling;
 pub use gmg::tenant::Tenant;
 pub use model::{Llama, Model, ModelError};
 pub use serve::{Answer, Request, ServeError, SliceScheduler, SystemClock, Token, TokenStream};

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::arena::{Arena, Region};
     use crate::backend::Memory;
-    use crate::kernels::KvPool;
+    use crate::kernels::{KvPool, Sampling};
     use crate::model::{DecoderModel, SeededWeights};
     use crate::registry::{Batch, KernelRegistry};
 
@@ -146,6 +146,7 @@ mod tests {
             tokens: vec![5],
             positions: vec![0],
             logit_rows: vec![0],
+            choices: vec![(Sampling::GREEDY, 1)],
             sequences: vec![0],
             blocks: vec![0],
             table_starts: vec![0, 1],

@@ -9,6 +9,7 @@ use slicescheduler_gmg::plan::Ended;
 use slicescheduler_gmg::shape::{SEQUENCES, Symbol, TOKENS};
 
 use crate::error::{ExecutorError, Result};
+use crate::kernels::Sampling;
 use crate::registry::Batch;
 
 /// The tokens of one request: its prompt, then what was produced.
@@ -18,6 +19,7 @@ struct Sequence {
     prompt: usize,
     max_output: u32,
     eos: Option<u32>,
+    sampling: Sampling,
 }
 
 /// The tokens of all requests that were entered and not forgotten.
@@ -35,8 +37,15 @@ impl Sequences {
         if prompt.is_empty() || max_output == 0 {
             return Err(ExecutorError::EmptyRequest { request, prompt: prompt.len(), max_output });
         }
-        let sequence = Sequence { tokens: prompt.to_vec(), prompt: prompt.len(), max_output, eos };
+        let (tokens, sampling) = (prompt.to_vec(), Sampling::GREEDY);
+        let sequence = Sequence { tokens, prompt: prompt.len(), max_output, eos, sampling };
         self.0.insert(request, sequence);
+        Ok(())
+    }
+
+    pub(super) fn choose(&mut self, request: RequestId, sampling: Sampling) -> Result<()> {
+        let sequence = self.0.get_mut(&request).ok_or(ExecutorError::UnknownRequest(request))?;
+        sequence.sampling = sampling;
         Ok(())
     }
 
@@ -77,6 +86,7 @@ impl Sequences {
             batch.sequences.resize(batch.tokens.len(), index as u32);
             if row.emits {
                 batch.logit_rows.push(batch.tokens.len() as u32 - 1);
+                batch.choices.push((sequence.sampling, end as u32));
             }
             own.extend_from_slice(kv.table(request));
             batch.table_starts.push(own.len() as u32);

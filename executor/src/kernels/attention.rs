@@ -1,10 +1,12 @@
-//! Grouped-query attention over the paged cache.
+//! Grouped-query attention over the paged cache, and attention without one.
 //!
 //! **Bits.** A row walks its sequence's positions in tiles of [`TILE`], counted from position 0
 //! whatever the blocks are, and carries a running maximum and sum from tile to tile (Milakov and
 //! Gimelshein 2018). A score is a chain of additions over the head's elements, the sum of a tile
 //! runs over fixed lanes with zeros for what the row may not see, and values are added in order of
 //! position. So a row's bits depend on its query and on the keys and values before it, only.
+
+use std::cell::RefCell;
 
 use super::simd::{LANES, exp, reduce, versioned};
 use super::{KvCache, KvLayout, TokenRows, check, nonzero};
@@ -102,6 +104,63 @@ pub fn attention(
             for (queries, out) in queries.chunks(shared).zip(out.chunks_mut(shared)) {
                 walk_heads(&walk, queries, out);
             }
+        }
+    }
+    Ok(())
+}
+
+thread_local! {
+    /// The keys and values of a sequence that is attended to without a cache, kept for the next one.
+    static KEYS_AND_VALUES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Attention of every row to all rows of its sequence, before and after it, as encoders have it.
+///
+/// A row of `qkv[rows, 3 heads head_dim]` holds the query heads, the key heads, then the value heads;
+/// `out` is `[rows, heads head_dim]`. The rows of a sequence lie together, and `lengths` says how many
+/// each has. The same operations in the same order as [`attention`] over a context of that length.
+///
+/// # Errors
+/// When a length does not fit, or the lengths do not sum to the rows.
+pub fn self_attention(qkv: &[f32], lengths: &[u32], heads: usize, head_dim: usize, out: &mut [f32]) -> Result<()> {
+    const KERNEL: &str = "self_attention";
+    nonzero(KERNEL, "heads", heads)?;
+    nonzero(KERNEL, "head_dim", head_dim)?;
+    let dims = AttentionDims::new(heads, heads, head_dim);
+    let rows: usize = lengths.iter().map(|&length| length as usize).sum();
+    check(KERNEL, "qkv", qkv.len(), rows.saturating_mul(dims.qkv_width()))?;
+    check(KERNEL, "out", out.len(), rows.saturating_mul(dims.out_width()))?;
+    let (mut qkv, mut out) = (qkv, out);
+    for &length in lengths.iter().filter(|&&length| length > 0) {
+        let length = length as usize;
+        let (of_sequence, qkv_rest) = qkv.split_at(length * dims.qkv_width());
+        let (results, out_rest) = out.split_at_mut(length * dims.out_width());
+        KEYS_AND_VALUES.with_borrow_mut(|room| attend(of_sequence, length, dims, room, results))?;
+        (qkv, out) = (qkv_rest, out_rest);
+    }
+    Ok(())
+}
+
+/// One sequence of [`self_attention`]: its keys and values go into one block, which all rows see.
+fn attend(qkv: &[f32], length: usize, dims: AttentionDims, room: &mut Vec<f32>, out: &mut [f32]) -> Result<()> {
+    let AttentionDims { heads, head_dim, scale, .. } = dims;
+    let layout = KvLayout { layers: 1, kv_heads: heads, head_dim, block_tokens: length };
+    if room.len() < layout.block_elements() {
+        room.resize(layout.block_elements(), 0.0);
+    }
+    let mut cache = KvCache::new(&mut room[..layout.block_elements()], layout)?;
+    for (slot, row) in qkv.chunks_exact(dims.qkv_width()).enumerate() {
+        let keys_and_values = &row[dims.out_width()..];
+        let (keys, values) = keys_and_values.split_at(dims.out_width());
+        for (head, (key, value)) in keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim)).enumerate() {
+            cache.store(0, head, 0, slot, key.iter().copied(), value);
+        }
+    }
+    for (row, out) in qkv.chunks_exact(dims.qkv_width()).zip(out.chunks_exact_mut(dims.out_width())) {
+        let queries = row[..dims.out_width()].chunks_exact(head_dim);
+        for (head, (query, out)) in queries.zip(out.chunks_exact_mut(head_dim)).enumerate() {
+            let walk = Walk { cache: &cache, layer: 0, head, table: &[0], context: length, scale };
+            walk_heads(&walk, query, out);
         }
     }
     Ok(())
@@ -271,5 +330,64 @@ fn add_values(weights: &[f32], values: &[f32], out: &mut [f32]) {
         for (weight, value) in weights.iter().zip(values[full + offset..].iter().step_by(head_dim)) {
             *out += weight * value;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn number(seed: u64, at: usize) -> f32 {
+        let mut x = seed ^ (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (x >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn every_row_sees_all_of_its_sequence_and_nothing_else(
+            seed: u64, lengths in prop::collection::vec(0u32..90, 1..4), heads in 1usize..4, head_dim in 1usize..40,
+        ) {
+            let width = 3 * heads * head_dim;
+            let rows: usize = lengths.iter().map(|&length| length as usize).sum();
+            let qkv: Vec<f32> = (0..rows * width).map(|at| number(seed, at)).collect();
+            let mut out = vec![f32::NAN; rows * heads * head_dim];
+            self_attention(&qkv, &lengths, heads, head_dim, &mut out).unwrap();
+            let (mut first, part) = (0, heads * head_dim);
+            for length in lengths.iter().map(|&length| length as usize) {
+                let sequence = &qkv[first * width..(first + length) * width];
+                let mut alone = vec![f32::NAN; length * part];
+                self_attention(sequence, &[length as u32], heads, head_dim, &mut alone).unwrap();
+                let together = &out[first * part..(first + length) * part];
+                prop_assert!(alone.iter().zip(together).all(|(a, b)| a.to_bits() == b.to_bits()));
+                for (row, of_row) in together.chunks(part).enumerate() {
+                    let element = |row: usize, at: usize| f64::from(sequence[row * width + at]);
+                    for head in 0..heads {
+                        let dot = |other: usize| -> f64 {
+                            let at = |i| (element(row, head * head_dim + i), element(other, part + head * head_dim + i));
+                            (0..head_dim).map(at).map(|(q, k)| q * k).sum::<f64>() / (head_dim as f64).sqrt()
+                        };
+                        let weights: Vec<f64> = (0..length).map(|other| dot(other).exp()).collect();
+                        let total: f64 = weights.iter().sum();
+                        for i in 0..head_dim {
+                            let value = |other| weights[other] * element(other, 2 * part + head * head_dim + i);
+                            let exact = (0..length).map(value).sum::<f64>() / total;
+                            prop_assert!((f64::from(of_row[head * head_dim + i]) - exact).abs() <= 1e-5);
+                        }
+                    }
+                }
+                first += length;
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_that_are_not_those_of_the_rows_are_refused() {
+        assert!(self_attention(&[0.0; 6], &[2], 1, 2, &mut [0.0; 2]).is_err());
+        assert!(self_attention(&[0.0; 6], &[1], 0, 2, &mut [0.0; 2]).is_err());
     }
 }

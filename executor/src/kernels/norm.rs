@@ -1,6 +1,6 @@
-//! Root-mean-square normalisation.
+//! Normalisation of rows.
 
-use super::simd::{sum_of_squares, versioned};
+use super::simd::{sum, sum_of_squares, versioned};
 use super::{check, nonzero};
 use crate::error::Result;
 
@@ -30,6 +30,57 @@ versioned! {
     }
 }
 
+/// Normalises each row of `x[rows, width]` into `out`:
+/// `out = (x - mean(x)) / sqrt(var(x) + epsilon) * weight + bias` (Ba et al. 2016), with the variance
+/// over `width`.
+///
+/// # Errors
+/// When a length does not fit.
+pub fn layer_norm(x: &[f32], weight: &[f32], bias: &[f32], epsilon: f32, out: &mut [f32]) -> Result<()> {
+    let width = weight.len();
+    nonzero("layer_norm", "width", width)?;
+    check("layer_norm", "bias", bias.len(), width)?;
+    check("layer_norm", "x", x.len(), x.len() / width * width)?;
+    check("layer_norm", "out", out.len(), x.len())?;
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        standardise(x, weight, bias, epsilon, out);
+    }
+    Ok(())
+}
+
+versioned! {
+    fn standardise(x: &[f32], weight: &[f32], bias: &[f32], epsilon: f32, out: &mut [f32]) {
+        let mean = sum(x) / x.len() as f32;
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = x - mean;
+        }
+        let variance = sum_of_squares(out) / x.len() as f32;
+        let scale = 1.0 / (variance + epsilon).sqrt();
+        for ((out, weight), bias) in out.iter_mut().zip(weight).zip(bias) {
+            *out = *out * scale * weight + bias;
+        }
+    }
+}
+
+/// Scales each row of `x[rows, width]` to length 1, into `out`; a row shorter than 1e-12 is scaled as
+/// one of that length.
+///
+/// # Errors
+/// When a length does not fit.
+pub fn normalize_rows(x: &[f32], width: usize, out: &mut [f32]) -> Result<()> {
+    nonzero("normalize_rows", "width", width)?;
+    check("normalize_rows", "x", x.len(), x.len() / width * width)?;
+    check("normalize_rows", "out", out.len(), x.len())?;
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        let length = sum_of_squares(x).sqrt();
+        let length = if length < 1e-12 { 1e-12 } else { length };
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = x / length;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -54,6 +105,38 @@ mod tests {
                 }
             }
         }
+    }
+
+    proptest! {
+        #[test]
+        fn standard_rows_agree_with_double_precision(
+            (x, weight, bias) in (1usize..200).prop_flat_map(|width| (
+                prop::collection::vec(-10.0f32..10.0, width * 2),
+                prop::collection::vec(-2.0f32..2.0, width),
+                prop::collection::vec(-2.0f32..2.0, width),
+            )),
+        ) {
+            let mut out = vec![0.0; x.len()];
+            layer_norm(&x, &weight, &bias, 1e-5, &mut out).unwrap();
+            for (x, out) in x.chunks(weight.len()).zip(out.chunks(weight.len())) {
+                let count = x.len() as f64;
+                let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / count;
+                let variance = x.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / count;
+                for (((x, w), b), out) in x.iter().zip(&weight).zip(&bias).zip(out) {
+                    let exact = (f64::from(*x) - mean) / (variance + 1e-5).sqrt() * f64::from(*w) + f64::from(*b);
+                    // Where all are nearly equal, what is left of them are their roundings.
+                    let bound = 1e-5 * (1.0 + exact.abs()) + 4e-6 / (variance + 1e-5).sqrt();
+                    prop_assert!((f64::from(*out) - exact).abs() <= bound, "{out} for {exact}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_normalized_row_has_length_1_and_an_empty_one_stays_empty() {
+        let mut out = [9.0; 4];
+        normalize_rows(&[3.0, 4.0, 0.0, 0.0], 2, &mut out).unwrap();
+        assert_eq!(out, [0.6, 0.8, 0.0, 0.0]);
     }
 
     #[test]

@@ -64,6 +64,22 @@ pub(crate) fn reduce(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
+/// The sum of `x`.
+#[inline(always)]
+pub(crate) fn sum(x: &[f32]) -> f32 {
+    let mut sums = [0.0; LANES];
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (sum, value) in sums.iter_mut().zip(chunk) {
+            *sum += value;
+        }
+    }
+    for (sum, value) in sums.iter_mut().zip(tail) {
+        *sum += value;
+    }
+    reduce(sums)
+}
+
 /// The sum of the squares of `x`.
 #[inline(always)]
 pub(crate) fn sum_of_squares(x: &[f32]) -> f32 {

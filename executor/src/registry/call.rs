@@ -8,7 +8,9 @@ use slicescheduler_gmg::units::Bytes;
 
 use crate::arena::{Arena, Element, Operands, Region};
 use crate::error::{ExecutorError, Result};
-use crate::kernels::{HalfMatrix, KvCache, KvLayout, KvPool, PanelMatrix, QuantMatrix, TokenRows, WeightMatrix};
+use crate::kernels::{
+    HalfMatrix, KvCache, KvLayout, KvPool, PanelMatrix, QuantMatrix, Sampling, TokenRows, WeightMatrix,
+};
 use crate::model::{Home, MatrixFormat, WeightShape};
 use crate::registry::{BoundModel, BoundOp};
 
@@ -21,6 +23,8 @@ pub(crate) struct Batch {
     pub(crate) positions: Vec<u32>,
     /// Rows that give an output token.
     pub(crate) logit_rows: Vec<u32>,
+    /// Of each of those: how the token is chosen, and its position.
+    pub(crate) choices: Vec<(Sampling, u32)>,
     /// Per row: its sequence, a row of the block tables.
     pub(crate) sequences: Vec<u32>,
     /// Blocks of all sequences, numbered through.
@@ -90,6 +94,11 @@ impl<'a> Call<'a> {
             blocks: &batch.blocks,
             table_starts: &batch.table_starts,
         }
+    }
+
+    /// For each output token of the batch: how it is to be chosen, and its position in its sequence.
+    pub fn choices(&self) -> &'a [(Sampling, u32)] {
+        &self.space.batch.choices
     }
 
     /// How many inputs the operator has.

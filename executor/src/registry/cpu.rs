@@ -10,7 +10,7 @@ use super::{BoundKernel, Call, Kernel, Site};
 use crate::error::{ExecutorError, Result};
 use crate::kernels::{
     AttentionDims, Output, RotaryTable, TokenRows, argmax_rows, attention, embed_panels, gather_rows, matmul, rms_norm,
-    rotary_frequencies, rotate_and_store, swiglu,
+    rotary_frequencies, rotate_and_store, sample, swiglu,
 };
 
 /// The kernels of [`kernels`](crate::kernels), for every kind that a dense decoder has.
@@ -182,6 +182,13 @@ struct Sample {
 
 impl BoundKernel for Sample {
     fn run(&self, call: &mut Call<'_>) -> Result<()> {
-        argmax_rows(call.input(0)?, self.vocabulary, call.output(0)?)
+        let (logits, choices, tokens) = (call.input::<f32>(0)?, call.choices(), call.output::<u32>(0)?);
+        if choices.len() != tokens.len() || choices.iter().all(|(sampling, _)| sampling.is_greedy()) {
+            return argmax_rows(logits, self.vocabulary, tokens);
+        }
+        for ((logits, token), &(sampling, position)) in logits.chunks(self.vocabulary).zip(tokens).zip(choices) {
+            *token = sample(logits, sampling, position)?;
+        }
+        Ok(())
     }
 }

@@ -12,9 +12,9 @@ use slicescheduler_gmg::units::Nanos;
 use slicescheduler_scheduler::batching::Completed;
 
 use crate::driver::{Driver, DriverError, Lost, RequestError};
-use crate::serve::Status;
 use crate::serve::inbox::{Inbox, Message, Submission};
 use crate::serve::mailbox::Mailbox;
+use crate::serve::{Request, Status};
 
 /// The longest wait for a world in which nothing happens.
 pub(super) const LONG: Nanos = Nanos::secs(3600);
@@ -22,27 +22,16 @@ pub(super) const LONG: Nanos = Nanos::secs(3600);
 /// A world that computes real tokens.
 pub(crate) trait TokenWorld: World {
     /// Enters the prompt of a request that is about to be submitted, and when its answer ends.
-    fn enter(
-        &mut self,
-        request: RequestId,
-        prompt: &[u32],
-        max_tokens: u32,
-        stop_at: Option<u32>,
-    ) -> Result<(), WorldError>;
+    fn enter(&mut self, request: RequestId, asked: &Request) -> Result<(), WorldError>;
 
     /// A request has ended.
     fn leave(&mut self, request: RequestId);
 }
 
 impl TokenWorld for CpuWorld {
-    fn enter(
-        &mut self,
-        request: RequestId,
-        prompt: &[u32],
-        max_tokens: u32,
-        stop_at: Option<u32>,
-    ) -> Result<(), WorldError> {
-        Ok(self.prompt(request, prompt, max_tokens, stop_at)?)
+    fn enter(&mut self, request: RequestId, asked: &Request) -> Result<(), WorldError> {
+        self.prompt(request, &asked.prompt, asked.max_tokens, asked.stop_at)?;
+        Ok(self.choose(request, asked.sampling)?)
     }
 
     fn leave(&mut self, request: RequestId) {
@@ -171,7 +160,7 @@ impl<W: TokenWorld> Service<W> {
         // Set for the first time: a mailbox is submitted once.
         let _ = mailbox.request.set(id);
         self.answers.insert(id, mailbox);
-        self.driver.world_mut().enter(id, &request.prompt, max_output, request.stop_at)?;
+        self.driver.world_mut().enter(id, &request)?;
         let mut delivery = Delivery { answers: &self.answers, observer: &mut *self.observer };
         self.driver.submit(NewRequest { tenant, arrival, prompt, max_output }, &mut delivery)?;
         Ok(())

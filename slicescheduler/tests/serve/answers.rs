@@ -14,7 +14,7 @@ use slicescheduler::gmg::plan::{Command, Event, Observer};
 use slicescheduler::gmg::units::{Bytes, Nanos};
 use slicescheduler::scheduler::batching::BatchOptions;
 use slicescheduler::scheduler::{IdlePriority, StaticContainers};
-use slicescheduler::{Builder, Llama, Request, ServeError, SliceScheduler, Tenant, TokenStream};
+use slicescheduler::{Builder, Llama, Request, Sampling, ServeError, SliceScheduler, Tenant, TokenStream};
 
 use crate::rig::{TENANTS, alone, collect, prompt, two_tenants};
 
@@ -123,6 +123,19 @@ fn an_answer_ends_with_the_models_last_token_or_the_requests() {
     let ask = |request: Request| collect(slices.submit("chat", request.max_tokens(30)).unwrap());
     assert_eq!(ask(Request::prompt_tokens(&prompt)).0, whole[..first(of_model)]);
     assert_eq!(ask(Request::prompt_tokens(&prompt).stop_at(of_request)).0, whole[..first(of_request)]);
+}
+
+#[test]
+fn tokens_that_are_drawn_depend_on_the_seed_and_not_on_the_company() {
+    let sampling = |seed| Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, seed };
+    let request = |seed| Request::prompt_tokens(&prompt(2, 20)).max_tokens(24).sampling(sampling(seed));
+    let slices = two_tenants().build().unwrap();
+    let alone = collect(slices.submit("chat", request(1)).unwrap()).0;
+    let together: Vec<_> = (0..6).map(|seed| slices.submit("chat", request(seed)).unwrap()).collect();
+    let together: Vec<_> = together.into_iter().map(|answer| collect(answer).0).collect();
+    assert_eq!(together[1], alone);
+    assert!(together.iter().filter(|answer| **answer == alone).count() == 1);
+    assert_ne!(alone, collect(slices.submit("chat", Request::prompt_tokens(&prompt(2, 20)).max_tokens(24)).unwrap()).0);
 }
 
 /// Wakes a thread that is parked.

@@ -46,14 +46,8 @@ impl World for Breaking {
 }
 
 impl TokenWorld for Breaking {
-    fn enter(
-        &mut self,
-        request: RequestId,
-        prompt: &[u32],
-        max_tokens: u32,
-        stop_at: Option<u32>,
-    ) -> Result<(), WorldError> {
-        self.lanes.enter(request, prompt, max_tokens, stop_at)
+    fn enter(&mut self, request: RequestId, asked: &Request) -> Result<(), WorldError> {
+        self.lanes.enter(request, asked)
     }
 
     fn leave(&mut self, request: RequestId) {
