@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, Version};
+use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId, Version};
 use crate::job::JobSpec;
 use crate::memory::DeviceLayout;
 use crate::plan::{Event, Rank, Source};
@@ -106,6 +106,22 @@ pub enum Intent {
     EvictWeights {
         /// The model.
         model: ModelId,
+        /// Where.
+        device: DeviceId,
+    },
+    /// Reserve a buffer on a device for a transfer that is about to begin.
+    ReserveStaging {
+        /// The transfer.
+        transfer: TransferId,
+        /// Where.
+        device: DeviceId,
+        /// How large.
+        bytes: Bytes,
+    },
+    /// Free the buffer of a transfer that has ended.
+    ReleaseStaging {
+        /// The transfer.
+        transfer: TransferId,
         /// Where.
         device: DeviceId,
     },

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId};
+use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId};
 use crate::plan::Source;
 use crate::units::Bytes;
 
@@ -162,6 +162,22 @@ pub enum GmgError {
         wanted: Bytes,
         /// How much there is, in one piece.
         available: Bytes,
+    },
+    /// The transfer has a buffer there already.
+    #[error("{transfer} has a buffer on {device} already; a transfer has one on each device")]
+    DuplicateTransfer {
+        /// The transfer.
+        transfer: TransferId,
+        /// Where.
+        device: DeviceId,
+    },
+    /// The transfer has no buffer there.
+    #[error("{transfer} has no buffer on {device}")]
+    NoSuchTransfer {
+        /// The transfer.
+        transfer: TransferId,
+        /// Where.
+        device: DeviceId,
     },
     /// Batching has to carry the action out before the plan is accepted.
     #[error("{0} is for batching to carry out before the plan is accepted")]

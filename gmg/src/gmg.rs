@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::accept::accept;
-use crate::apply::{intend, observe};
+use crate::apply::change;
 use crate::cluster::Cluster;
 use crate::delta::{Applied, Delta, Effect, Intent, NewRequest};
 use crate::error::GmgError;
@@ -12,7 +12,7 @@ use crate::job::JobSpec;
 use crate::memory::DeviceLayout;
 use crate::plan::{Accepted, Plan};
 use crate::snapshot::{Publisher, Snapshot};
-use crate::state::{Recorded, State, Store};
+use crate::state::{Recorded, State};
 use crate::tenant::{Container, Model, Tenant};
 use crate::view::{GmgView, View};
 
@@ -74,14 +74,20 @@ impl Gmg {
     /// # Errors
     /// An intent that cannot be carried out is refused, and the graph is as before. An observation
     /// is never refused: see [`Effect::Diverged`].
+    #[inline]
     pub fn apply(&mut self, delta: impl Into<Delta>) -> Result<Applied, GmgError> {
+        // Inlined, so that a delta is read where it was made and not moved around first.
         let delta = delta.into();
-        let state = &mut self.state;
-        let effect = match self.publisher.listening() {
-            Some(changes) => change(&mut Recorded { state, changes }, &delta)?,
-            None => change(state, &delta)?,
-        };
+        let effect = self.change(&delta)?;
         Ok(Applied { version: self.state.version, delta, effect })
+    }
+
+    fn change(&mut self, delta: &Delta) -> Result<Effect, GmgError> {
+        let state = &mut self.state;
+        match self.publisher.listening() {
+            Some(changes) => change(&mut Recorded { state, changes }, delta),
+            None => change(state, delta),
+        }
     }
 
     /// Reserves what the plan needs and drops what is stale or does not fit, each with a reason.
@@ -144,16 +150,6 @@ impl Gmg {
     pub fn next_request_id(&self) -> RequestId {
         self.state.next_request_id()
     }
-}
-
-/// Applies `delta` and counts it.
-fn change<S: Store>(store: &mut S, delta: &Delta) -> Result<Effect, GmgError> {
-    let effect = match delta {
-        Delta::Intent(intent) => intend(store, intent)?,
-        Delta::Observed(event) => observe(store, event),
-    };
-    store.set_version(Version(store.version().0 + 1));
-    Ok(effect)
 }
 
 impl Effect {

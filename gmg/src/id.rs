@@ -2,6 +2,27 @@
 //!
 //! Ids are newtypes, so a device can not be passed where a tenant is meant. Ids of things that
 //! come and go ([`JobId`]) carry a generation: an old id never names a new thing.
+//!
+//! ```compile_fail,E0308
+//! # use slicescheduler_gmg::id::*;
+//! let lane = LaneId::new(TenantId(0), 0);
+//! ```
+//!
+//! An operator of a template is not one of a job, and a job's id is no number to count with:
+//!
+//! ```compile_fail,E0308
+//! # use slicescheduler_gmg::{GmgView, State, id::*};
+//! fn first(state: &State) -> Option<&slicescheduler_gmg::job::Job> {
+//!     state.job(OpIndex(0))
+//! }
+//! ```
+//!
+//! ```compile_fail,E0308
+//! # use slicescheduler_gmg::{GmgView, State, id::*};
+//! fn owner(state: &State, container: ContainerId) -> Option<TenantId> {
+//!     state.owner(container)
+//! }
+//! ```
 
 use std::fmt;
 

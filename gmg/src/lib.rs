@@ -65,6 +65,7 @@ pub mod semantics;
 pub mod shape;
 pub mod snapshot;
 mod state;
+mod sync;
 pub mod templates;
 pub mod tenant;
 pub mod units;

@@ -17,11 +17,15 @@ mod best_fit;
 mod device;
 mod kv_pool;
 mod ledger;
+mod orders;
+mod reclaim;
 
 pub use best_fit::BestFit;
 pub use device::{DeviceLayout, DeviceMemory, WeightState};
 pub use kv_pool::KvPool;
 pub use ledger::{ByteKind, Ledger};
+pub use orders::{MayExceed, NotBefore, Orders, Step};
+pub use reclaim::{Lent, Reclaim, ReclaimTimes, reclaim_order, time_to_free};
 
 use crate::units::Bytes;
 

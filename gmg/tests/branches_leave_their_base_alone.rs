@@ -6,7 +6,7 @@
 mod support;
 
 use proptest::prelude::*;
-use slicescheduler_gmg::snapshot::Mark;
+use slicescheduler_gmg::snapshot::{Mark, StaleMark};
 use slicescheduler_gmg::{Delta, Gmg, GmgView, Snapshot};
 use support::digest::{Digest, digest};
 use support::stream::{Step, Stream, steps};
@@ -153,4 +153,23 @@ fn a_job_of_a_branch_gets_the_id_that_the_graph_would_give_it() {
         let expected = gmg.submit(iteration(CHAIN, 1)).unwrap();
         assert_eq!(branch.apply(next_job()).unwrap().effect.job(), Some(expected));
     }
+}
+
+#[test]
+fn a_mark_of_another_branch_or_one_gone_back_over_is_refused() {
+    let mut gmg = support::gmg();
+    gmg.submit(iteration(CHAIN, 1)).unwrap();
+    let snapshot = gmg.publish();
+    let (mut one, mut other) = (snapshot.branch(), snapshot.branch());
+    let foreign = one.mark();
+    assert_eq!(other.rollback(foreign), Err(StaleMark));
+    let (outer, inner) = (other.mark(), other.mark());
+    other.apply(next_job()).unwrap();
+    let before = digest(&other);
+    let foreign = one.mark();
+    assert_eq!(other.rollback(foreign), Err(StaleMark));
+    assert_eq!(digest(&other), before);
+    other.rollback(outer).unwrap();
+    assert_eq!(other.rollback(inner), Err(StaleMark));
+    assert_eq!(digest(&other), digest(&snapshot.view()));
 }

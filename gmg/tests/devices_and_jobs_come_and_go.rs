@@ -425,9 +425,9 @@ fn tenants_models_and_layouts_are_checked() {
         assert_eq!(refused, expected);
         assert_eq!(refused.to_string(), message);
     }
-    let message = "the layout of device 2 needs 34.0 KiB before KV blocks, 30.0 KiB are usable of 64.0 KiB";
+    let message = "the layout of device 2 needs 36.0 KiB before KV blocks, 32.0 KiB are usable of 64.0 KiB";
     assert_eq!(lay_out(&mut gmg, DeviceLayout { weights: Bytes::kib(30), ..layout() }), message);
-    let message = "the layout of device 2 needs 18.0 KiB before KV blocks, 65.0 KiB are usable of 64.0 KiB";
+    let message = "the layout of device 2 needs 20.0 KiB before KV blocks, 65.0 KiB are usable of 64.0 KiB";
     assert_eq!(lay_out(&mut gmg, DeviceLayout { usable: Bytes::kib(65), ..layout() }), message);
     assert_eq!(digest(gmg.state()), before);
 

@@ -8,7 +8,8 @@ mod support;
 use std::sync::mpsc;
 
 use proptest::prelude::*;
-use slicescheduler_gmg::{Branch, Gmg, GmgView, Snapshot, State};
+use slicescheduler_gmg::snapshot::Mark;
+use slicescheduler_gmg::{Applied, Branch, Delta, Gmg, GmgError, GmgView, Snapshot, State, View};
 use support::digest::{Digest, digest};
 use support::stream::{Stream, steps};
 use support::{CHAIN, iteration};
@@ -110,6 +111,11 @@ fn versions_can_be_shared_between_threads_and_branches_sent() {
     fn sent<T: Send + 'static>() {}
     shared::<Snapshot>();
     shared::<State>();
-    sent::<Branch>();
-    sent::<Gmg>();
+    shared::<Branch>();
+    shared::<Gmg>();
+    shared::<Delta>();
+    shared::<Applied>();
+    shared::<GmgError>();
+    shared::<View<'static>>();
+    sent::<Mark>();
 }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::apply::free_activations;
 use crate::delta::{Effect, Intent, NewRequest};
 use crate::error::GmgError;
-use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId};
+use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId};
 use crate::job::{Job, JobSpec, Segments, StoredState};
 use crate::memory::{DeviceLayout, DeviceMemory, WeightState};
 use crate::plan::{Rank, Source};
@@ -34,6 +34,8 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
         Intent::ReleaseKv { request, device } => release_kv(store, *request, *device),
         Intent::LoadWeights { model, device, source } => load_weights(store, *model, *device, *source),
         Intent::EvictWeights { model, device } => evict_weights(store, *model, *device),
+        Intent::ReserveStaging { transfer, device, bytes } => reserve_staging(store, *transfer, *device, *bytes),
+        Intent::ReleaseStaging { transfer, device } => release_staging(store, *transfer, *device),
         Intent::ReserveExternal { device, bytes } => {
             usable_device(store, *device)?;
             memory(store, *device)?.reserve_external(*bytes);
@@ -307,7 +309,7 @@ fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, r
 }
 
 fn departures<S: Store>(store: &S, device: DeviceId) -> u32 {
-    store.memory(device).map_or(0, |memory| memory.kv().departures())
+    store.memory(device).map_or(0, DeviceMemory::departures)
 }
 
 /// Reserves what was found to fit: activations, and at the first placement the batch.
@@ -434,6 +436,33 @@ fn load_weights<S: Store>(store: &mut S, id: ModelId, device: DeviceId, source: 
         return Err(GmgError::NoSource(source, id));
     }
     memory(store, device)?.reserve_weights(id, bytes, WeightState::Loading);
+    Ok(Effect::None)
+}
+
+fn reserve_staging<S: Store>(
+    store: &mut S,
+    transfer: TransferId,
+    device: DeviceId,
+    bytes: Bytes,
+) -> Result<Effect, GmgError> {
+    let target = usable_device(store, device)?;
+    if target.staging_region(transfer).is_some() {
+        return Err(GmgError::DuplicateTransfer { transfer, device });
+    }
+    let available = target.staging().largest_gap();
+    if bytes > available {
+        return Err(GmgError::NoMemory { device, what: "staging", wanted: bytes, available });
+    }
+    memory(store, device)?.reserve_staging(transfer, bytes);
+    Ok(Effect::None)
+}
+
+fn release_staging<S: Store>(store: &mut S, transfer: TransferId, device: DeviceId) -> Result<Effect, GmgError> {
+    let target = store.memory(device).ok_or(GmgError::NoSuchDevice(device, store.statics().lost.len()))?;
+    if target.staging_region(transfer).is_none() {
+        return Err(GmgError::NoSuchTransfer { transfer, device });
+    }
+    memory(store, device)?.release_staging(transfer);
     Ok(Effect::None)
 }
 

@@ -27,7 +27,7 @@ pub(crate) fn observe<S: Store>(store: &mut S, event: &Event) -> Effect {
             if store.job(*job).is_some_and(|job| job.segments.all_done()) {
                 complete(store, *job);
             }
-            odd.or(end_requests(store, ended))
+            if ended.is_empty() { odd } else { odd.or(end_requests(store, ended)) }
         }
         Event::Recalled { job, lane, done, end, fate, started, at } => {
             recalled(store, (*job, *lane), done, *end, *fate, (*started, *at))
@@ -63,7 +63,11 @@ fn leave_lane<S: Store>(
             return;
         }
         expected &= segment.lane == Some(lane);
-        lanes.extend(segment.lane.filter(|on| !lanes.contains(on)));
+        if let Some(on) = segment.lane
+            && !lanes.contains(&on)
+        {
+            lanes.push(on);
+        }
         change(segment);
     });
     for on in lanes {

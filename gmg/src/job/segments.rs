@@ -59,6 +59,7 @@ const NOWHERE: u32 = u32::MAX;
 const SPILLED: usize = 16;
 
 impl Run {
+    #[inline]
     fn of(segment: &Segment) -> Self {
         let (device, lane) = segment.lane.map_or((NOWHERE, 0), |lane| (lane.device.0, lane.index));
         Self {
@@ -71,10 +72,12 @@ impl Run {
         }
     }
 
+    #[inline]
     fn lane(&self) -> Option<LaneId> {
         (self.device != NOWHERE).then(|| LaneId::new(DeviceId(self.device), self.lane))
     }
 
+    #[inline]
     fn segment(&self, end: u32) -> Segment {
         Segment {
             first: self.first,
@@ -97,7 +100,7 @@ fn joined([high, low]: [u32; 2]) -> Nanos {
 
 /// The segments of a job: ascending, without gaps or overlap, covering every operator; no two
 /// neighbours could be one.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 pub struct Segments {
     runs: SmallVec<[Run; 2]>,
     end: u32,
@@ -129,6 +132,7 @@ impl Segments {
     }
 
     /// True if every operator of `ops` satisfies `holds`; true for an empty range.
+    #[inline]
     pub fn all(&self, ops: Range<u32>, mut holds: impl FnMut(&Segment) -> bool) -> bool {
         self.overlap(&ops).all(|index| holds(&self.segment(index)))
     }
@@ -151,6 +155,7 @@ impl Segments {
     /// Rewrites the operators of `ops`: splits segments at the borders, applies `change` to each
     /// piece inside, and joins neighbours that have become alike. O(log segments) to find them, and
     /// O(segments of `ops` and behind) to move them.
+    #[inline]
     pub fn update(&mut self, ops: Range<u32>, mut change: impl FnMut(&mut Segment)) {
         let ops = ops.start..ops.end.min(self.end);
         if ops.start >= ops.end {
@@ -162,8 +167,12 @@ impl Segments {
             let mut segment = only.segment(self.end);
             change(&mut segment);
             *only = Run::of(&segment);
-            return;
+        } else {
+            self.update_some(ops, &mut change);
         }
+    }
+
+    fn update_some(&mut self, ops: Range<u32>, change: &mut dyn FnMut(&mut Segment)) {
         let changed = self.overlap(&ops);
         let around = changed.start.saturating_sub(1)..(changed.end + 1).min(self.runs.len());
         let mut pieces: SmallVec<[Segment; 5]> = SmallVec::new();
@@ -204,12 +213,14 @@ impl Segments {
         }
     }
 
+    #[inline]
     fn segment(&self, index: usize) -> Segment {
         let end = self.runs.get(index + 1).map_or(self.end, |next| next.first);
         self.runs[index].segment(end)
     }
 
     /// The run that holds `op`, which is one of the job's.
+    #[inline]
     fn index_of(&self, op: u32) -> usize {
         match self.runs.len() {
             0..=2 => usize::from(self.runs.get(1).is_some_and(|second| second.first <= op)),
@@ -218,11 +229,18 @@ impl Segments {
     }
 
     /// The runs that hold operators of `ops`.
+    #[inline]
     fn overlap(&self, ops: &Range<u32>) -> Range<usize> {
         if ops.start >= ops.end || ops.start >= self.end {
             return 0..0;
         }
         self.index_of(ops.start)..self.index_of(ops.end.min(self.end) - 1) + 1
+    }
+}
+
+impl Clone for Segments {
+    fn clone(&self) -> Self {
+        Self { runs: SmallVec::from_slice(&self.runs), end: self.end }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::id::{ModelId, RequestId, TenantId};
+use crate::id::{ModelId, RequestId, TenantId, TransferId};
 use crate::memory::{BestFit, ByteKind, KvPool, Ledger, Region};
 use crate::units::Bytes;
 
@@ -76,9 +76,11 @@ pub enum WeightState {
 pub struct DeviceMemory {
     layout: DeviceLayout,
     weights: Arc<Weights>,
+    staging: Arc<Staging>,
     arena: BestFit,
     kv: Arc<KvPool>,
     ledger: Ledger,
+    departures: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,25 +89,39 @@ struct Weights {
     models: BTreeMap<ModelId, (Region, WeightState)>,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Staging {
+    slots: BestFit,
+    transfers: BTreeMap<TransferId, Region>,
+}
+
 impl DeviceMemory {
     /// A device laid out as `layout`, with nothing on it.
     pub fn new(layout: DeviceLayout) -> Self {
         let arena = Region { offset: layout.weights, bytes: layout.arena };
+        let staging = Region { offset: arena.end(), bytes: layout.staging };
         Self {
             layout,
             weights: Arc::new(Weights {
                 slots: BestFit::new(Region { offset: Bytes::ZERO, bytes: layout.weights }),
                 models: BTreeMap::new(),
             }),
+            staging: Arc::new(Staging { slots: BestFit::new(staging), transfers: BTreeMap::new() }),
             arena: BestFit::new(arena),
             kv: Arc::new(KvPool::new(layout.kv_blocks())),
             ledger: Ledger::default(),
+            departures: 0,
         }
     }
 
     /// A device laid out as `layout`, in place of this one, with nothing on it.
     pub(crate) fn emptied(&self, layout: DeviceLayout) -> Self {
-        Self { kv: Arc::new(self.kv.emptied(layout.kv_blocks())), ..Self::new(layout) }
+        Self { departures: self.departures.wrapping_add(1), ..Self::new(layout) }
+    }
+
+    /// How often sequences left: while it stands, every sequence that was here still is.
+    pub(crate) fn departures(&self) -> u32 {
+        self.departures
     }
 
     /// How the memory is divided.
@@ -131,6 +147,16 @@ impl DeviceMemory {
     /// The activation arena.
     pub fn arena(&self) -> &BestFit {
         &self.arena
+    }
+
+    /// The buffers of transfers under way.
+    pub fn staging(&self) -> &BestFit {
+        &self.staging.slots
+    }
+
+    /// Where the bytes of a transfer lie while it is under way.
+    pub fn staging_region(&self, transfer: TransferId) -> Option<Region> {
+        self.staging.transfers.get(&transfer).copied()
     }
 
     /// Whether the weights of `model` are here; [`None`] if they are not.
@@ -178,6 +204,26 @@ impl DeviceMemory {
         weights.slots.free(region)
     }
 
+    /// Reserves a buffer for a transfer. [`None`] if there is no room or the transfer has one.
+    pub(crate) fn reserve_staging(&mut self, transfer: TransferId, bytes: Bytes) -> Option<Region> {
+        if self.staging.transfers.contains_key(&transfer) {
+            return None;
+        }
+        let staging = Arc::make_mut(&mut self.staging);
+        let region = staging.slots.allocate(bytes)?;
+        staging.transfers.insert(transfer, region);
+        self.ledger.add(ByteKind::Staging, region.bytes);
+        Some(region)
+    }
+
+    pub(crate) fn release_staging(&mut self, transfer: TransferId) -> bool {
+        let Some(region) = self.staging_region(transfer) else { return false };
+        self.ledger.remove(ByteKind::Staging, region.bytes);
+        let staging = Arc::make_mut(&mut self.staging);
+        staging.transfers.remove(&transfer);
+        staging.slots.free(region)
+    }
+
     pub(crate) fn reserve_arena(&mut self, bytes: Bytes) -> Option<Region> {
         let region = self.arena.allocate(bytes)?;
         self.ledger.add(ByteKind::Activations, region.bytes);
@@ -201,6 +247,7 @@ impl DeviceMemory {
     }
 
     pub(crate) fn release_kv(&mut self, request: RequestId) -> u32 {
+        self.departures = self.departures.wrapping_add(1);
         let blocks = Arc::make_mut(&mut self.kv).release(request);
         self.ledger.remove(ByteKind::Kv, self.layout.kv_block.times(u64::from(blocks)));
         blocks

@@ -14,7 +14,6 @@ pub struct KvPool {
     untouched: u32,
     sequences: IdMap<RequestId, Sequence>,
     by_tenant: Vec<u32>,
-    departures: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,11 +46,6 @@ impl KvPool {
     /// Blocks that belong to sequences of `tenant`.
     pub fn used_by(&self, tenant: TenantId) -> u32 {
         self.by_tenant.get(tenant.index()).copied().unwrap_or(0)
-    }
-
-    /// How many sequences have left, all told: while it stands, every sequence that was here is.
-    pub fn departures(&self) -> u32 {
-        self.departures
     }
 
     /// The blocks of a sequence, in token order; empty if it has none.
@@ -87,16 +81,10 @@ impl KvPool {
     /// Frees every block of a sequence and returns how many there were.
     pub fn release(&mut self, request: RequestId) -> u32 {
         let Some(sequence) = self.sequences.remove(&request) else { return 0 };
-        self.departures = self.departures.wrapping_add(1);
         let blocks = sequence.table.len() as u32;
         self.by_tenant[sequence.tenant.index()] -= blocks;
         self.free.extend(sequence.table.into_iter().rev());
         blocks
-    }
-
-    /// A pool of `total` free blocks in place of this one, whose sequences are gone.
-    pub(crate) fn emptied(&self, total: u32) -> Self {
-        Self { departures: self.departures.wrapping_add(1), ..Self::new(total) }
     }
 
     /// True if there is no sequence, not even one without blocks.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::apply::{intend, observe};
+use crate::apply::change;
 use crate::cluster::Cluster;
-use crate::delta::{Applied, Delta};
+use crate::delta::{Applied, Delta, Effect};
 use crate::error::GmgError;
 use crate::id::{ContainerId, DeviceId, JobId, LaneId, RequestId, Version};
 use crate::job::Job;
@@ -36,7 +36,16 @@ pub struct Branch {
     scratch: Option<Box<Scratch>>,
 }
 
-/// A moment that a branch can go back to. It is of one branch, and is used up by going back.
+/// A moment that a branch can go back to. It is of one branch, and is used up by going back:
+///
+/// ```compile_fail,E0382
+/// # use slicescheduler_gmg::{Branch, snapshot::StaleMark};
+/// fn twice(branch: &mut Branch) -> Result<(), StaleMark> {
+///     let mark = branch.mark();
+///     branch.rollback(mark)?;
+///     branch.rollback(mark)
+/// }
+/// ```
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
     serial: u64,
@@ -69,14 +78,15 @@ impl Branch {
     ///
     /// # Errors
     /// As on the live graph.
+    #[inline]
     pub fn apply(&mut self, delta: impl Into<Delta>) -> Result<Applied, GmgError> {
         let delta = delta.into();
-        let effect = match &delta {
-            Delta::Intent(intent) => intend(self, intent)?,
-            Delta::Observed(event) => observe(self, event),
-        };
-        self.version = Version(self.version.0 + 1);
+        let effect = self.change(&delta)?;
         Ok(Applied { version: self.version, delta, effect })
+    }
+
+    fn change(&mut self, delta: &Delta) -> Result<Effect, GmgError> {
+        change(self, delta)
     }
 
     /// Remembers this moment. Marks nest: the last one set is the first to be rolled back.

@@ -1,6 +1,6 @@
 //! The tables of branches, used again.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::id::{RequestId, Version};
 use crate::id_map::IdMap;
@@ -8,6 +8,7 @@ use crate::memory::DeviceMemory;
 use crate::request::Request;
 use crate::snapshot::overlay::{Dense, Extent, Overlay};
 use crate::state::{Slot, Statics};
+use crate::sync::{Mutex, PoisonError};
 use crate::view::Lane;
 
 /// What a branch keeps beside its snapshot.

@@ -84,13 +84,14 @@ pub fn cluster() -> Cluster {
     Cluster::builder().node("a", |node| node.devices(DEVICES, spec)).build().unwrap()
 }
 
-/// Room for two chains and a bit of weights, 4 KiB of activations, [`BLOCKS`] blocks of 1 KiB.
+/// Room for two chains and a bit of weights, 4 KiB of activations, 2 KiB of transfers, [`BLOCKS`] blocks
+/// of 1 KiB.
 pub fn layout() -> DeviceLayout {
     DeviceLayout {
-        usable: Bytes::kib(14 + 4 + u64::from(BLOCKS)),
+        usable: Bytes::kib(14 + 4 + 2 + u64::from(BLOCKS)),
         weights: Bytes::kib(14),
         arena: Bytes::kib(4),
-        staging: Bytes::ZERO,
+        staging: Bytes::kib(2),
         kv_block: Bytes::kib(1),
         kv_block_tokens: 4,
     }

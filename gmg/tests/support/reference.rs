@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use slicescheduler_gmg::graph::OpGraph;
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TransferId};
 use slicescheduler_gmg::job::{JobSpec, StoredState};
 use slicescheduler_gmg::memory::{DeviceLayout, WeightState};
 use slicescheduler_gmg::plan::{Rank, Source};
@@ -93,6 +93,7 @@ struct Request {
 struct Device {
     layout: DeviceLayout,
     weights: BTreeMap<ModelId, (u64, u64, WeightState)>,
+    staging: BTreeMap<TransferId, (u64, u64)>,
     kv: BTreeMap<RequestId, u32>,
     external: u64,
     lost: bool,
@@ -148,6 +149,11 @@ impl Device {
         let taken = self.weights.values().map(|&(offset, length, _)| (offset, length));
         best_fit(0..self.layout.weights.get(), taken, align(bytes))
     }
+    fn staging_slot(&self, bytes: u64) -> Option<u64> {
+        let start = (self.layout.weights + self.layout.arena).get();
+        let end = (start + self.layout.staging.get()) / 256 * 256;
+        best_fit(align(start)..end.max(align(start)), self.staging.values().copied(), align(bytes))
+    }
     fn free_blocks(&self) -> u32 {
         self.layout.kv_blocks() - self.kv.values().sum::<u32>()
     }
@@ -155,7 +161,8 @@ impl Device {
         self.weights.get(&model).is_some_and(|&(_, _, state)| state == WeightState::Resident)
     }
     fn is_empty(&self) -> bool {
-        self.kv.is_empty() && self.external == 0 && self.weights.values().all(|&(_, length, _)| length == 0)
+        let staged = self.staging.values().any(|&(_, length)| length > 0);
+        !staged && self.kv.is_empty() && self.external == 0 && self.weights.values().all(|&(_, length, _)| length == 0)
     }
 }
 
@@ -172,6 +179,7 @@ impl Reference {
             devices.push(Device {
                 layout: *memory.layout(),
                 weights: weights.collect(),
+                staging: BTreeMap::new(),
                 kv: BTreeMap::new(),
                 external: 0,
                 lost: false,
@@ -240,6 +248,7 @@ impl Reference {
                 let target = &mut self.devices[device.index()];
                 target.layout = *layout;
                 target.weights.clear();
+                target.staging.clear();
             }
             Intent::AddTenant(tenant) => {
                 if self.tenants.iter().any(|name| **name == *tenant.name) {
@@ -352,6 +361,18 @@ impl Reference {
                     return None;
                 }
                 self.devices[device.index()].weights.remove(model);
+            }
+            Intent::ReserveStaging { transfer, device, bytes } => {
+                let target = self.usable(*device)?;
+                if target.staging.contains_key(transfer) {
+                    return None;
+                }
+                let slot = (target.staging_slot(bytes.get())?, align(bytes.get()));
+                self.devices[device.index()].staging.insert(*transfer, slot);
+            }
+            Intent::ReleaseStaging { transfer, device } => {
+                self.device(*device)?.staging.get(transfer)?;
+                self.devices[device.index()].staging.remove(transfer);
             }
             Intent::ReserveExternal { device, bytes } => {
                 self.usable(*device)?;

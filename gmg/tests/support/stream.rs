@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use slicescheduler_gmg::delta::NewRequest;
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId};
 use slicescheduler_gmg::job::{Job, JobSpec, KvGrowth, Row, StoredState};
 use slicescheduler_gmg::memory::WeightState;
 use slicescheduler_gmg::plan::{Ended, Event, Failure, Fate, Rank, Source};
@@ -75,6 +75,7 @@ impl Stream {
             41 => {
                 Intent::EvictWeights { model: ModelId(u32::from(step.a % 4)), device: device(step.b, step.odd) }.into()
             }
+            40 => staging(step).into(),
             42 => external(step).into(),
             43 if step.b.is_multiple_of(3) => {
                 Event::DeviceLost { device: device(step.a, step.odd), at: self.now() }.into()
@@ -277,6 +278,14 @@ fn loaded(step: Step, view: &impl GmgView) -> Event {
     let found = (0..DEVICES).map(DeviceId).find_map(awaited).filter(|_| step.odd >= 48);
     let (model, device) = found.unwrap_or(somewhere);
     Event::WeightsLoaded { model, device, at: Nanos(1) }
+}
+
+fn staging(step: Step) -> Intent {
+    let (transfer, device) = (TransferId(u64::from(step.a % 5)), device(step.a / 8, step.odd));
+    match step.c % 3 {
+        0 => Intent::ReleaseStaging { transfer, device },
+        _ => Intent::ReserveStaging { transfer, device, bytes: Bytes(u64::from(step.b % 1500)) },
+    }
 }
 
 fn external(step: Step) -> Intent {

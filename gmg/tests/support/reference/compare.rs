@@ -85,7 +85,13 @@ impl Reference {
         let arenas: Vec<_> =
             arenas.map(|(_, offset, length)| (offset, length)).filter(|&(_, length)| length > 0).collect();
         let weights: Vec<_> = expected.weights.values().map(|&(offset, length, _)| (offset, length)).collect();
-        let mut regions: Vec<_> = arenas.iter().chain(&weights).copied().filter(|&(_, length)| length > 0).collect();
+        let staged: Vec<_> = expected.staging.values().copied().collect();
+        for (&transfer, &(offset, length)) in &expected.staging {
+            let region = memory.staging_region(transfer).map(|region| (region.offset.get(), region.bytes.get()));
+            assert_eq!(region, Some((offset, length)), "{id}, {transfer}");
+        }
+        let mut regions: Vec<_> =
+            arenas.iter().chain(&weights).chain(&staged).copied().filter(|&(_, length)| length > 0).collect();
         regions.sort_unstable();
         assert!(regions.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{id}: {regions:?}");
         let kv_from = expected.layout.kv_offset().get();
@@ -109,7 +115,7 @@ impl Reference {
             (ByteKind::Weights, sum(&weights)),
             (ByteKind::Kv, kv),
             (ByteKind::Activations, sum(&arenas)),
-            (ByteKind::Staging, 0),
+            (ByteKind::Staging, sum(&staged)),
             (ByteKind::External, expected.external),
         ];
         for (kind, bytes) in by_kind {
@@ -119,6 +125,7 @@ impl Reference {
         let total = by_kind.iter().fold(0, |total: u64, &(_, bytes)| total.saturating_add(bytes));
         assert_eq!(memory.ledger().total().get(), total, "{id}");
         assert_eq!(memory.weight_slots().used().get(), sum(&weights), "{id}");
+        assert_eq!(memory.staging().used().get(), sum(&staged), "{id}");
         assert_eq!(memory.arena().used().get(), sum(&arenas), "{id}");
     }
 }

@@ -135,6 +135,7 @@ impl Reference {
         let Some(device) = self.devices.get_mut(id.index()) else { return false };
         device.lost = true;
         device.weights.clear();
+        device.staging.clear();
         device.external = 0;
         let sequences: Vec<_> = device.kv.keys().copied().collect();
         sequences.into_iter().for_each(|request| self.forget_sequence(request));
