@@ -5,14 +5,21 @@
 //! operators in constant time, because a repeated block repeats its durations. Who binds many jobs
 //! of one template keeps a [`CostTable`] of it, which gives the same durations several times faster.
 
+pub mod attention;
+mod compiled;
+mod fit;
 mod job;
+mod measured;
 mod roofline;
 mod table;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
+pub use compiled::Compiled;
+pub use fit::{Fit, fit};
 pub use job::JobCost;
+pub use measured::{Chain, CostSource, Measured};
 pub use roofline::{Efficiency, Profile, Roofline};
 pub use table::CostTable;
 
@@ -143,11 +150,10 @@ pub trait CostModel: Debug + Send + Sync {
     /// How long the operator takes alone.
     fn estimate(&self, operation: &Operation<'_>) -> Estimate;
 
-    /// The ceilings of the operator, if [`estimate`](Self::estimate) gives
-    /// [`Ceilings::duration`] with them, [`Confidence::Modelled`], for every binding. Lets a
-    /// [`CostTable`] bind jobs without asking again; the binding and the cost of `operation` are
-    /// not those of a job.
-    fn ceilings(&self, operation: &Operation<'_>) -> Option<Ceilings> {
+    /// What [`estimate`](Self::estimate) gives for this operator, as a function of a job's dims:
+    /// [`Compiled::estimate`] must equal it for every binding. Lets a [`CostTable`] bind jobs
+    /// without asking again; the binding and the cost of `operation` are not those of a job.
+    fn compile(&self, operation: &Operation<'_>) -> Option<Compiled> {
         let _ = operation;
         None
     }
@@ -166,7 +172,7 @@ impl<T: CostModel + ?Sized> CostModel for Arc<T> {
         (**self).estimate(operation)
     }
 
-    fn ceilings(&self, operation: &Operation<'_>) -> Option<Ceilings> {
-        (**self).ceilings(operation)
+    fn compile(&self, operation: &Operation<'_>) -> Option<Compiled> {
+        (**self).compile(operation)
     }
 }

@@ -40,7 +40,8 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`cost`] | how long operators take: [`CostModel`], [`Roofline`], [`JobCost`] |
+//! | [`calibration`] | learning from observed durations |
+//! | [`cost`] | how long operators take: [`CostModel`], [`Roofline`], [`Measured`](cost::Measured), [`JobCost`] |
 //! | [`engine`] | lanes, links and memory over time, from scratch |
 //! | [`incremental`] | a fixed order per lane: schedules of millions of operators, what-if in microseconds |
 //! | [`profile`] | measured durations: tables, interpolation, readers of profile files |
@@ -49,6 +50,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod calibration;
 pub mod cost;
 pub mod engine;
 pub mod incremental;

@@ -21,8 +21,9 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`device`] | all tables of one kind of device, by what they measure |
-//! | [`vidur`], [`splitwise`] | readers of published profiles |
-//! | [`columns`], [`plausible`](self) | files as columns; durations that no device can have are refused |
+//! | [`own`] | the project's own format, read and written: for measurements of your own |
+//! | [`vidur`], [`splitwise`], `aiconfigurator` (feature `parquet`) | readers of published profiles |
+//! | [`columns`], [`error`] | files as columns; why a file is refused, durations that no device can have included |
 //! | [`axis`] | where a value lies among the measured ones, and how durations grow beyond them |
 //! | [`llmservingsim`] | profiles of LLMServingSim, and the time that they give an iteration of vLLM |
 //! | [`table`] | samples on a lattice, read and sliced |
@@ -36,6 +37,7 @@ pub mod completion;
 pub mod device;
 pub mod error;
 pub mod llmservingsim;
+pub mod own;
 #[cfg(feature = "parquet")]
 pub mod parquet_file;
 mod plausible;

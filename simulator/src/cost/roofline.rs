@@ -8,7 +8,7 @@ use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::semantics::OpKind;
 use slicescheduler_gmg::units::Nanos;
 
-use super::{Ceilings, Confidence, CostModel, Estimate, Operation};
+use super::{Ceilings, Compiled, Confidence, CostModel, Estimate, Operation};
 
 /// Which part of a device's peaks an operator reaches, each above 0 and at most 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,6 +17,9 @@ pub struct Efficiency {
     pub compute: f64,
     /// Of the peak memory bandwidth.
     pub bandwidth: f64,
+    /// Time per operator beyond the overhead of the profile, such as that of a reduction over
+    /// parts of the context.
+    pub latency: Nanos,
 }
 
 /// What kernels reach on a kind of device.
@@ -41,9 +44,9 @@ impl Profile {
     /// al. 2024). A launch inside a graph costs about 1 us of GPU time.
     pub const GPU: Self = Self {
         overhead: Nanos::us(1),
-        matmul: Efficiency { compute: 0.78, bandwidth: 0.88 },
-        attention: Efficiency { compute: 0.55, bandwidth: 0.85 },
-        other: Efficiency { compute: 0.85, bandwidth: 0.85 },
+        matmul: Efficiency { compute: 0.78, bandwidth: 0.88, latency: Nanos::ZERO },
+        attention: Efficiency { compute: 0.55, bandwidth: 0.85, latency: Nanos::ZERO },
+        other: Efficiency { compute: 0.85, bandwidth: 0.85, latency: Nanos::ZERO },
     };
 
     /// CPU lanes, relative to rates that were measured with large products on the same machine: a
@@ -51,9 +54,9 @@ impl Profile {
     /// and scalar remainders.
     pub const CPU: Self = Self {
         overhead: Nanos(300),
-        matmul: Efficiency { compute: 0.80, bandwidth: 0.70 },
-        attention: Efficiency { compute: 0.25, bandwidth: 0.70 },
-        other: Efficiency { compute: 0.10, bandwidth: 0.60 },
+        matmul: Efficiency { compute: 0.80, bandwidth: 0.70, latency: Nanos::ZERO },
+        attention: Efficiency { compute: 0.25, bandwidth: 0.70, latency: Nanos::ZERO },
+        other: Efficiency { compute: 0.10, bandwidth: 0.60, latency: Nanos::ZERO },
     };
 
     fn efficiency(&self, kind: &OpKind) -> Efficiency {
@@ -124,7 +127,7 @@ impl Roofline {
         let lanes = f64::from(device.lanes.max(1));
         let nanos_per = |rate: u64, part: f64| lanes * 1e9 / (rate.max(1) as f64 * part);
         Ceilings {
-            overhead: profile.overhead,
+            overhead: profile.overhead + efficiency.latency,
             nanos_per_flop: nanos_per(rate.get(), efficiency.compute),
             nanos_per_byte: nanos_per(device.bandwidth.get(), efficiency.bandwidth),
         }
@@ -142,8 +145,8 @@ impl CostModel for Roofline {
         Estimate { duration, confidence: Confidence::Modelled }
     }
 
-    fn ceilings(&self, operation: &Operation<'_>) -> Option<Ceilings> {
-        Some(self.ceilings_of(operation))
+    fn compile(&self, operation: &Operation<'_>) -> Option<Compiled> {
+        Some(Compiled::Ceilings(self.ceilings_of(operation)))
     }
 }
 

@@ -9,10 +9,13 @@ use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::graph::{OpGraph, OpSlot};
 use slicescheduler_gmg::id::OpIndex;
 use slicescheduler_gmg::semantics::OpKind;
-use slicescheduler_gmg::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, Symbol, TOKENS};
+use slicescheduler_gmg::shape::{Binding, CONTEXT, Dim, PAIRS, SEQUENCES, Symbol, TOKENS};
 use slicescheduler_gmg::units::{Bytes, Flops};
 
-use super::{Ceilings, Confidence, CostModel, Estimate, JobCost, Operation};
+use super::attention::{AttentionTables, BatchParts};
+use super::{Ceilings, Compiled, Confidence, CostModel, Estimate, JobCost, Operation};
+use crate::profile::Table;
+use crate::profile::axis::Position;
 
 const SYMBOLS: [Symbol; 4] = [TOKENS, SEQUENCES, CONTEXT, PAIRS];
 
@@ -63,11 +66,67 @@ impl Affine {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+/// How one stored operator is priced.
+#[derive(Clone, Debug)]
 struct Row {
-    flops: Affine,
-    bytes: Affine,
-    ceilings: Ceilings,
+    rule: Rule,
+    /// What the result is multiplied by, one after the other.
+    factors: SmallVec<[f64; 1]>,
+}
+
+#[derive(Clone, Debug)]
+enum Rule {
+    Ceilings {
+        flops: Affine,
+        bytes: Affine,
+        ceilings: Ceilings,
+    },
+    /// At the position with this number.
+    Rows {
+        position: usize,
+        table: Arc<Table>,
+    },
+    Traffic {
+        bytes: Affine,
+        table: Arc<Table>,
+    },
+    Attention(Arc<AttentionTables>),
+}
+
+impl Row {
+    /// The affine functions that must not overflow.
+    fn affine(&self) -> impl Iterator<Item = &Affine> {
+        let (one, other) = match &self.rule {
+            Rule::Ceilings { flops, bytes, .. } => (Some(flops), Some(bytes)),
+            Rule::Traffic { bytes, .. } => (Some(bytes), None),
+            Rule::Rows { .. } | Rule::Attention(_) => (None, None),
+        };
+        one.into_iter().chain(other)
+    }
+
+    fn estimate(&self, values: &[u64; SYMBOLS.len()], positions: &[Position], attention: &mut OnePart) -> Estimate {
+        let estimate = match &self.rule {
+            Rule::Ceilings { flops, bytes, ceilings } => Estimate {
+                duration: ceilings.duration(Flops(flops.eval(values)), Bytes(bytes.eval(values))),
+                confidence: Confidence::Modelled,
+            },
+            Rule::Rows { position, table } => table.read_at(&positions[*position..=*position]).into(),
+            Rule::Traffic { bytes, table } => table.read(&[bytes.eval(values) as f64]).into(),
+            Rule::Attention(tables) => tables.read_parts(attention.get(values)).into(),
+        };
+        self.factors.iter().fold(estimate, |estimate, factor| estimate.scaled(*factor))
+    }
+}
+
+/// The parts of the batch, worked out at most once per job.
+#[derive(Default)]
+struct OnePart(Option<BatchParts>);
+
+impl OnePart {
+    fn get(&mut self, values: &[u64; SYMBOLS.len()]) -> BatchParts {
+        let [tokens, sequences, context, pairs] = *values;
+        *self.0.get_or_insert_with(|| BatchParts::of(&Binding::iteration(tokens, sequences, context, pairs)))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -89,6 +148,9 @@ pub struct CostTable {
     blocks: SmallVec<[Block; 4]>,
     /// By slot; empty if some operator has to be asked for.
     rows: Vec<Row>,
+    /// The dims that tables are read at, each with a table that has its axis: operators that share
+    /// a dim and the knots of an axis share the search.
+    axes: Vec<(Dim, Arc<Table>)>,
     bound: Affine,
 }
 
@@ -104,10 +166,15 @@ impl CostTable {
                 Block { ops: segment.op_range(), repeat: segment.repeat(), slots: first..first + count }
             })
             .collect();
-        let rows = compile(&*model, &template, &device).unwrap_or_default();
+        let (rows, axes) = compile(&*model, &template, &device).unwrap_or_default();
         let none = Affine { constant: 0, factors: [0; SYMBOLS.len()] };
-        let bound = rows.iter().fold(none, |bound, row| bound.upper_bound(&row.flops).upper_bound(&row.bytes));
-        Self { model, template, device, blocks, rows, bound }
+        let bound = rows.iter().flat_map(Row::affine).fold(none, |bound, affine| bound.upper_bound(affine));
+        Self { model, template, device, blocks, rows, axes, bound }
+    }
+
+    /// True if jobs are bound without asking the model.
+    pub fn is_compiled(&self) -> bool {
+        !self.rows.is_empty()
     }
 
     /// The durations of a job with these dims.
@@ -116,26 +183,29 @@ impl CostTable {
         if self.rows.is_empty() || self.bound.checked(&values).is_none() {
             return JobCost::bind(&*self.model, &self.template, binding, &self.device);
         }
+        let locate = |(dim, table): &(Dim, Arc<Table>)| table.axes()[0].locate(dim.eval(binding) as f64);
+        let positions: SmallVec<[Position; 4]> = self.axes.iter().map(locate).collect();
+        let mut attention = OnePart::default();
         let mut cost = JobCost::empty();
         let all = self.template.op_count();
         for block in &self.blocks {
             let rows = &self.rows[block.slots.start as usize..block.slots.end as usize];
-            let estimates = rows.iter().map(|row| {
-                let (flops, bytes) = (Flops(row.flops.eval(&values)), Bytes(row.bytes.eval(&values)));
-                Estimate { duration: row.ceilings.duration(flops, bytes), confidence: Confidence::Modelled }
-            });
+            let estimates = rows.iter().map(|row| row.estimate(&values, &positions, &mut attention));
             cost.push_run(block.ops.clone(), block.repeat, all, estimates);
         }
         cost
     }
 }
 
+type Rows = (Vec<Row>, Vec<(Dim, Arc<Table>)>);
+
 /// The rows of all slots; [`None`] if one of them has to be asked for with every binding.
-fn compile(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Option<Vec<Row>> {
+fn compile(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Option<Rows> {
     // Symbols of the graph's own cannot be probed.
     let binding = Binding::iteration(1, 1, 1, 1);
     template.check_binding(&binding).ok()?;
     let mut rows = Vec::with_capacity(template.slot_count() as usize);
+    let mut axes: Vec<(Dim, Arc<Table>)> = Vec::new();
     for segment in template.segments() {
         for (index, slot) in (segment.op_range().start..).zip(segment.slots()) {
             let (op, kind) = (template.op(OpIndex(index))?, template.kind(slot)?);
@@ -144,14 +214,35 @@ fn compile(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Op
             }
             let cost = |slot: OpSlot, binding: &Binding| template.cost(slot, binding);
             let operation = Operation { template, op, kind, cost: cost(slot, &binding), binding: &binding, device };
-            rows.push(Row {
-                flops: Affine::of(|binding| cost(slot, binding).flops.get())?,
-                bytes: Affine::of(|binding| cost(slot, binding).bytes().get())?,
-                ceilings: model.ceilings(&operation)?,
-            });
+            let bytes = || Affine::of(|binding| cost(slot, binding).bytes().get());
+            let mut compiled = model.compile(&operation)?;
+            let mut factors = SmallVec::new();
+            while let Compiled::Scaled { factor, of } = compiled {
+                factors.push(factor);
+                compiled = *of;
+            }
+            factors.reverse();
+            let rule = match compiled {
+                Compiled::Ceilings(ceilings) => {
+                    let flops = Affine::of(|binding| cost(slot, binding).flops.get())?;
+                    Rule::Ceilings { flops, bytes: bytes()?, ceilings }
+                }
+                Compiled::Rows { dim, table } => {
+                    let same = |(known, axis): &(Dim, Arc<Table>)| *known == dim && axis.axes() == table.axes();
+                    let position = axes.iter().position(same).unwrap_or_else(|| {
+                        axes.push((dim, Arc::clone(&table)));
+                        axes.len() - 1
+                    });
+                    Rule::Rows { position, table }
+                }
+                Compiled::Traffic(table) => Rule::Traffic { bytes: bytes()?, table },
+                Compiled::Attention(tables) => Rule::Attention(tables),
+                Compiled::Scaled { .. } => return None,
+            };
+            rows.push(Row { rule, factors });
         }
     }
-    Some(rows)
+    Some((rows, axes))
 }
 
 #[cfg(test)]

@@ -73,6 +73,20 @@ impl Table {
         cells.filter_map(|cell| Some(lattice.line(cell, axis, 1)? / measured[cell] - 1.0)).collect()
     }
 
+    /// The points that were measured, with their durations in nanoseconds.
+    pub fn measured_points(&self) -> impl Iterator<Item = (SmallVec<[f64; MAX_AXES]>, f64)> + '_ {
+        let measured = self.cells().iter().enumerate().filter(|(_, cell)| cell.confidence == Confidence::Measured);
+        measured.map(|(mut cell, reading)| {
+            let mut point: SmallVec<[f64; MAX_AXES]> = SmallVec::new();
+            for axis in self.axes().iter().rev() {
+                point.push(axis.knots()[cell % axis.knots().len()]);
+                cell /= axis.knots().len();
+            }
+            point.reverse();
+            (point, reading.nanos)
+        })
+    }
+
     /// By cell; NaN where nothing was measured.
     fn measured(&self) -> Vec<f64> {
         let measured = |cell: &Reading| if cell.confidence == Confidence::Measured { cell.nanos } else { f64::NAN };
