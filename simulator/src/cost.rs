@@ -4,6 +4,45 @@
 //! runs: a job's durations are compiled once into a [`JobCost`], which answers for any run of its
 //! operators in constant time, because a repeated block repeats its durations. Who binds many jobs
 //! of one template keeps a [`CostTable`] of it, which gives the same durations several times faster.
+//!
+//! | model | what it is made of | confidence of its estimates |
+//! |---|---|---|
+//! | [`Measured`] | tables of measured operators: products by `m`, `n`, `k`; attention by batch, context and heads; elementwise operators by bytes | measured at a sample, interpolated between, extrapolated beyond, with the distance in percent |
+//! | [`Roofline`] | peaks of the device and efficiencies by kind, which [`fit`] finds from tables | modelled |
+//! | [`Chain`] | a source that knows some operators, else another model | that of whichever answers |
+//! | [`Calibrated`](crate::calibration::Calibrated) | another model times factors from observed durations | that of the other model |
+//!
+//! # Your own measurements
+//!
+//! Measure each kind of operator over its axes, write the files of [`profile::own`](crate::profile::own)
+//! and put a [`Chain`] in front of a roofline:
+//!
+//! ```
+//! use slicescheduler_gmg::cluster::DeviceSpec;
+//! use slicescheduler_gmg::shape::Binding;
+//! use slicescheduler_gmg::templates::{DenseSpec, dense};
+//! use slicescheduler_simulator::JobCost;
+//! use slicescheduler_simulator::cost::{Chain, Measured, Profile, Roofline, fit};
+//! use slicescheduler_simulator::profile::{Columns, own};
+//!
+//! let device = DeviceSpec::l4();
+//! // Usually own::read_folder("my-l4".as_ref(), &device)?
+//! let text = "device,weight,scaling,m,n,k,time_us\n\
+//!             L4,bf16,whole,1,4096,4096,131\n\
+//!             L4,bf16,whole,64,4096,4096,140\n\
+//!             L4,bf16,whole,1,28672,4096,880\n\
+//!             L4,bf16,whole,64,28672,4096,905\n";
+//! let profile = own::matmul(&Columns::from_csv("matmul.csv", text.as_bytes())?, &device)?;
+//!
+//! // What the tables do not cover is left to a roofline with the efficiencies that they show.
+//! let fitted = fit([&profile], Profile::GPU);
+//! let model = Chain::new(Roofline::new(fitted.profile)).after(Measured::new([profile]));
+//!
+//! let template = dense(&DenseSpec::llama3_8b())?;
+//! let cost = JobCost::bind(&model, &template, &Binding::iteration(64, 64, 6400, 6400), &device);
+//! println!("{} for an iteration, {:?} at the worst", cost.total(0..cost.op_count()), cost.confidence());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod attention;
 mod compiled;
@@ -16,8 +55,8 @@ mod table;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub use compiled::Compiled;
-pub use fit::{Fit, fit};
+pub use compiled::{Compiled, Overlap};
+pub use fit::{Family, Fit, fit};
 pub use job::JobCost;
 pub use measured::{Chain, CostSource, Measured};
 pub use roofline::{Efficiency, Profile, Roofline};

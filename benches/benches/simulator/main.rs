@@ -5,6 +5,7 @@
 //! writes nothing. Times are minima over repetitions of processor time: what else runs on the machine only
 //! adds.
 
+mod bind;
 mod full;
 mod queue;
 mod support;
@@ -18,7 +19,8 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 type Rows = fn() -> Outcome<Vec<Target>>;
 
 /// The groups of rows, in the order in which they run.
-const GROUPS: [(&str, Rows); 3] = [("queue", queue::rows), ("full", full::rows), ("what-if", what_if::rows)];
+const GROUPS: [(&str, Rows); 4] =
+    [("bind", bind::rows), ("queue", queue::rows), ("full", full::rows), ("what-if", what_if::rows)];
 
 fn main() -> Outcome<()> {
     let chosen: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();

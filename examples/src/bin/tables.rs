@@ -4,14 +4,17 @@
 //! table the error of estimating each of its samples from the others (leave-one-out), and that of
 //! reading half-way between the values of each axis alone. The first is what a hole in a table
 //! costs, the second what dims between the measured ones cost; both are of whole operators, not
-//! of iterations, whose errors partly cancel.
+//! of iterations, whose errors partly cancel. Then it fits a roofline to the tables of each device
+//! and judges it on the other devices: the error of what is estimated for unseen hardware.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
 use slicescheduler_benches::{Target, print_and_write};
 use slicescheduler_gmg::cluster::DeviceSpec;
+use slicescheduler_simulator::cost::{Profile, fit};
 use slicescheduler_simulator::profile::{
     DeviceProfile, ErrorSummary, Measure, ProfileError, aiconfigurator, splitwise, vidur,
 };
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
     for source in &sources {
         print_source(source, &mut families);
     }
+    print_rooflines(&sources);
     println!();
     match print_and_write("fidelity-tables", &families.targets()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -116,6 +120,36 @@ fn print_source(source: &Source, families: &mut Families) {
             axes.collect::<String>()
         );
         families.add(measure, &signed);
+    }
+}
+
+/// Fits a roofline to the tables of each device and judges it on all.
+fn print_rooflines(sources: &[Source]) {
+    let mut devices: BTreeMap<&str, Vec<&DeviceProfile>> = BTreeMap::new();
+    for source in sources {
+        devices.entry(&source.profile.device().name).or_default().push(&source.profile);
+    }
+    println!("\nrooflines fitted to one device, mean error on each");
+    for (name, profiles) in &devices {
+        let fitted = fit(profiles.iter().copied(), Profile::GPU);
+        for (family, own) in &fitted.errors {
+            let efficiency = fitted.profile.family(*family);
+            print!(
+                "  {name:<12} {:<10} compute {:.2}, bandwidth {:.2}, latency {:>5.1} us | fit {:>5.1}%",
+                format!("{family:?}"),
+                efficiency.compute,
+                efficiency.bandwidth,
+                efficiency.latency.get() as f64 / 1e3,
+                own.mean * 100.0
+            );
+            for source in sources.iter().filter(|source| source.profile.device().name != *name) {
+                let judged = fitted.profile.judge(&source.profile);
+                if let Some((_, errors)) = judged.iter().find(|(of, _)| of == family) {
+                    print!(", {} {:.1}%", source.name, errors.mean * 100.0);
+                }
+            }
+            println!();
+        }
     }
 }
 

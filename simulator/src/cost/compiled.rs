@@ -3,12 +3,40 @@
 use std::sync::Arc;
 
 use slicescheduler_gmg::semantics::OpCost;
-use slicescheduler_gmg::shape::{Binding, Dim};
-use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::shape::{Binding, Dim, TOKENS};
+use slicescheduler_gmg::units::{Bandwidth, Bytes, FlopRate, Flops, Nanos};
 
 use super::attention::AttentionTables;
 use super::{Ceilings, Confidence, Estimate};
 use crate::profile::{Reading, Table};
+
+/// A roofline in whole nanoseconds whose two times overlap in part only, for work that may come in
+/// tiles of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overlap {
+    /// Peak arithmetic, and the share of it that is reached, in percent.
+    pub compute: (FlopRate, u64),
+    /// Peak bandwidth, and the share of it that is reached, in percent.
+    pub memory: (Bandwidth, u64),
+    /// The share of the shorter time that does not overlap with the longer one, in percent.
+    pub exposed_percent: u64,
+    /// Time of an operator that does nothing.
+    pub overhead: Nanos,
+    /// Rows of a tile: arithmetic is that of whole tiles of the batch's tokens. 1 for none.
+    pub tile: u64,
+}
+
+impl Overlap {
+    /// The time for `flops` and `bytes` in a batch of `tokens` tokens.
+    pub fn duration(&self, tokens: u64, flops: Flops, bytes: Bytes) -> Nanos {
+        let padded = tokens.checked_next_multiple_of(self.tile.max(1)).unwrap_or(tokens);
+        let flops = if padded == tokens { flops } else { flops.scale(padded, tokens) };
+        let arithmetic = self.compute.0.time_for(flops).scale(100, self.compute.1);
+        let traffic = self.memory.0.time_for(bytes).scale(100, self.memory.1);
+        let (longer, shorter) = (arithmetic.max(traffic), arithmetic.min(traffic));
+        longer + shorter.scale(self.exposed_percent, 100) + self.overhead
+    }
+}
 
 /// The durations of one operator of a template on one kind of device for every binding: what is
 /// left of a [`CostModel`](super::CostModel) when the operator is known.
@@ -20,6 +48,8 @@ use crate::profile::{Reading, Table};
 pub enum Compiled {
     /// A roofline over the operator's work.
     Ceilings(Ceilings),
+    /// A roofline over the operator's work whose times overlap in part.
+    Overlap(Overlap),
     /// A table over one dim of the job, such as the rows of a product whose weight is known.
     Rows {
         /// Which dim.
@@ -48,6 +78,10 @@ impl Compiled {
             Self::Ceilings(ceilings) => {
                 Estimate { duration: ceilings.duration(cost.flops, cost.bytes()), confidence: Confidence::Modelled }
             }
+            Self::Overlap(overlap) => Estimate {
+                duration: overlap.duration(binding.value(TOKENS), cost.flops, cost.bytes()),
+                confidence: Confidence::Modelled,
+            },
             Self::Rows { dim, table } => table.read(&[dim.eval(binding) as f64]).into(),
             Self::Traffic(table) => table.read(&[cost.bytes().get() as f64]).into(),
             Self::Attention(tables) => tables.read(binding).into(),

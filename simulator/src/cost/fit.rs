@@ -86,7 +86,8 @@ impl Profile {
         errors.into_iter().filter(|(_, errors)| errors.count > 0).collect()
     }
 
-    fn family(&self, family: Family) -> &Efficiency {
+    /// The efficiency of a family.
+    pub fn family(&self, family: Family) -> &Efficiency {
         match family {
             Family::MatMul => &self.matmul,
             Family::Attention => &self.attention,

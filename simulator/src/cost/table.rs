@@ -13,7 +13,7 @@ use slicescheduler_gmg::shape::{Binding, CONTEXT, Dim, PAIRS, SEQUENCES, Symbol,
 use slicescheduler_gmg::units::{Bytes, Flops};
 
 use super::attention::{AttentionTables, BatchParts};
-use super::{Ceilings, Compiled, Confidence, CostModel, Estimate, JobCost, Operation};
+use super::{Ceilings, Compiled, Confidence, CostModel, Estimate, JobCost, Operation, Overlap};
 use crate::profile::Table;
 use crate::profile::axis::Position;
 
@@ -76,6 +76,11 @@ struct Row {
 
 #[derive(Clone, Debug)]
 enum Rule {
+    Overlap {
+        flops: Affine,
+        bytes: Affine,
+        overlap: Overlap,
+    },
     Ceilings {
         flops: Affine,
         bytes: Affine,
@@ -97,7 +102,7 @@ impl Row {
     /// The affine functions that must not overflow.
     fn affine(&self) -> impl Iterator<Item = &Affine> {
         let (one, other) = match &self.rule {
-            Rule::Ceilings { flops, bytes, .. } => (Some(flops), Some(bytes)),
+            Rule::Ceilings { flops, bytes, .. } | Rule::Overlap { flops, bytes, .. } => (Some(flops), Some(bytes)),
             Rule::Traffic { bytes, .. } => (Some(bytes), None),
             Rule::Rows { .. } | Rule::Attention(_) => (None, None),
         };
@@ -108,6 +113,10 @@ impl Row {
         let estimate = match &self.rule {
             Rule::Ceilings { flops, bytes, ceilings } => Estimate {
                 duration: ceilings.duration(Flops(flops.eval(values)), Bytes(bytes.eval(values))),
+                confidence: Confidence::Modelled,
+            },
+            Rule::Overlap { flops, bytes, overlap } => Estimate {
+                duration: overlap.duration(values[0], Flops(flops.eval(values)), Bytes(bytes.eval(values))),
                 confidence: Confidence::Modelled,
             },
             Rule::Rows { position, table } => table.read_at(&positions[*position..=*position]).into(),
@@ -215,6 +224,7 @@ fn compile(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Op
             let cost = |slot: OpSlot, binding: &Binding| template.cost(slot, binding);
             let operation = Operation { template, op, kind, cost: cost(slot, &binding), binding: &binding, device };
             let bytes = || Affine::of(|binding| cost(slot, binding).bytes().get());
+            let flops = || Affine::of(|binding| cost(slot, binding).flops.get());
             let mut compiled = model.compile(&operation)?;
             let mut factors = SmallVec::new();
             while let Compiled::Scaled { factor, of } = compiled {
@@ -223,10 +233,8 @@ fn compile(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Op
             }
             factors.reverse();
             let rule = match compiled {
-                Compiled::Ceilings(ceilings) => {
-                    let flops = Affine::of(|binding| cost(slot, binding).flops.get())?;
-                    Rule::Ceilings { flops, bytes: bytes()?, ceilings }
-                }
+                Compiled::Ceilings(ceilings) => Rule::Ceilings { flops: flops()?, bytes: bytes()?, ceilings },
+                Compiled::Overlap(overlap) => Rule::Overlap { flops: flops()?, bytes: bytes()?, overlap },
                 Compiled::Rows { dim, table } => {
                     let same = |(known, axis): &(Dim, Arc<Table>)| *known == dim && axis.axes() == table.axes();
                     let position = axes.iter().position(same).unwrap_or_else(|| {
@@ -249,6 +257,7 @@ fn compile(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Op
 mod tests {
     use super::*;
     use crate::cost::Roofline;
+    use crate::world::WorldCost;
     use proptest::prelude::*;
     use slicescheduler_gmg::dtype::DType;
     use slicescheduler_gmg::shape::Shape;
@@ -285,6 +294,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_simulated_world_is_compiled_too(
+            values in prop::array::uniform4(prop_oneof![0u64..100_000, any::<u64>()]),
+        ) {
+            let template = dense(&DenseSpec::llama3_8b()).unwrap();
+            let table = CostTable::new(Arc::new(WorldCost::default()), template.into(), DeviceSpec::h100_sxm().into());
+            prop_assert!(table.is_compiled());
+            let binding = Binding::iteration(values[0], values[1], values[2], values[3]);
+            let asked = JobCost::bind(&*table.model, &table.template, &binding, &table.device);
+            prop_assert_eq!(table.bind(&binding), asked);
+        }
+
         #[test]
         fn a_table_gives_the_durations_of_the_model(
             values in prop::array::uniform4(prop_oneof![0u64..100_000, any::<u64>()]),

@@ -2,9 +2,9 @@
 
 use slicescheduler_gmg::semantics::OpKind;
 use slicescheduler_gmg::shape::TOKENS;
-use slicescheduler_gmg::units::{Bytes, Flops, Nanos};
+use slicescheduler_gmg::units::Nanos;
 
-use crate::cost::{Confidence, CostModel, Estimate, Operation};
+use crate::cost::{Compiled, Confidence, CostModel, Estimate, Operation, Overlap};
 
 /// A cost model that differs from [`Roofline`](crate::cost::Roofline) in kind, so that a forecast
 /// made with the one is wrong about a world made with the other, as forecasts are.
@@ -49,21 +49,29 @@ impl CostModel for WorldCost {
     }
 
     fn estimate(&self, operation: &Operation<'_>) -> Estimate {
+        let tokens = operation.binding.value(TOKENS);
+        let duration = self.overlap(operation).duration(tokens, operation.cost.flops, operation.cost.bytes());
+        Estimate { duration, confidence: Confidence::Modelled }
+    }
+
+    fn compile(&self, operation: &Operation<'_>) -> Option<Compiled> {
+        Some(Compiled::Overlap(self.overlap(operation)))
+    }
+}
+
+impl WorldCost {
+    fn overlap(&self, operation: &Operation<'_>) -> Overlap {
         let device = operation.device;
         let (compute, memory) = match operation.kind {
             OpKind::Attention { .. } => (self.attention_percent, self.gather_percent),
             _ => (self.matmul_percent, self.streaming_percent),
         };
-        let mut flops = operation.cost.flops;
-        let rows = operation.binding.value(TOKENS);
-        if matches!(operation.kind, OpKind::MatMul) && rows > 0 {
-            flops = flops.scale(rows.div_ceil(TILE) * TILE, rows);
+        Overlap {
+            compute: (device.rate(operation.dtype()), compute),
+            memory: (device.bandwidth, memory),
+            exposed_percent: self.exposed_percent,
+            overhead: self.overhead,
+            tile: if matches!(operation.kind, OpKind::MatMul) { TILE } else { 1 },
         }
-        let bytes = operation.cost.bytes();
-        let arithmetic = device.rate(operation.dtype()).time_for(Flops(flops.get())).scale(100, compute);
-        let traffic = device.bandwidth.time_for(Bytes(bytes.get())).scale(100, memory);
-        let (longer, shorter) = (arithmetic.max(traffic), arithmetic.min(traffic));
-        let duration = longer + shorter.scale(self.exposed_percent, 100) + self.overhead;
-        Estimate { duration, confidence: Confidence::Modelled }
     }
 }
