@@ -119,3 +119,23 @@ fn versions_can_be_shared_between_threads_and_branches_sent() {
     shared::<View<'static>>();
     sent::<Mark>();
 }
+
+/// Far more reservations between two publications than a publisher keeps account of.
+#[test]
+fn a_publisher_that_is_asked_rarely_copies_everything_and_goes_on() {
+    let mut gmg = support::gmg();
+    let held = gmg.publish();
+    let before = digest(&held.view());
+    for round in 0..3 {
+        for _ in 0..35_000 {
+            let job = gmg.submit(iteration(CHAIN, 1)).unwrap();
+            support::dispatch(&mut gmg, job, 0..support::OPS, support::lane(0, 0)).unwrap();
+            gmg.apply(support::finished(job, 0..support::OPS, support::lane(0, 0), round)).unwrap();
+            gmg.apply(slicescheduler_gmg::Intent::Retire { job }).unwrap();
+        }
+        assert_eq!(digest(&gmg.publish().view()), digest(gmg.state()));
+        gmg.submit(iteration(CHAIN, 2)).unwrap();
+        assert_eq!(digest(&gmg.publish().view()), digest(gmg.state()));
+    }
+    assert_eq!(digest(&held.view()), before);
+}

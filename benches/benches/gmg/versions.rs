@@ -44,29 +44,32 @@ impl Reach {
     }
 }
 
-/// 50 iterations recalled and dispatched again, then 1,000 operators finished, as runs, and the operators
-/// that are read then.
+/// 50 iterations recalled and dispatched again, then 1,000 operators finished, as runs; and whose operators
+/// are read then, and how many.
 fn what_if(loaded: &Loaded, reach: Reach) -> (Vec<Delta>, Vec<(JobId, u32)>) {
     let operators = reach.operators(loaded.devices);
     let mut deltas = Vec::new();
     for job in (0..50).map(|nth| reach.job(nth, loaded.devices)) {
         deltas.extend([Delta::from(loaded.recalled(job)), Delta::from(loaded.dispatch(job))]);
     }
+    let mut read = Vec::new();
     for run in operators.chunk_by(|(one, _), (other, _)| one == other) {
         deltas.push(loaded.finished(run[0].0, 0..run.len() as u32).into());
+        read.push((loaded.jobs[run[0].0], run.len() as u32));
     }
-    (deltas, operators.into_iter().map(|(job, op)| (loaded.jobs[job], op)).collect())
+    (deltas, read)
 }
 
 fn change_and_read(branch: &mut Branch, deltas: &[Delta], read: &[(JobId, u32)]) -> u64 {
     for delta in deltas {
         black_box(branch.apply(delta.clone()).is_ok());
     }
-    let start = |&(job, op): &(JobId, u32)| {
-        let segment = branch.job(job)?.segments.at(op)?;
-        Some(segment.start.get() ^ segment.state as u64)
+    let states = |&(job, count): &(JobId, u32)| {
+        let segments = &branch.job(job)?.segments;
+        let state = |op| segments.at(op).map_or(0, |segment| segment.start.get() ^ segment.state as u64);
+        Some((0..count).map(state).sum::<u64>())
     };
-    read.iter().filter_map(start).sum()
+    read.iter().filter_map(states).sum()
 }
 
 /// A branch, 100 changes, 1,000 operators finished and read, and the branch dropped.
