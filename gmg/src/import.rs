@@ -243,7 +243,7 @@ pub enum Reason {
     Annotation,
     /// A call that makes tensors or views, or looks at them, and moves no data.
     NoWork,
-    /// Work of the host that launched nothing.
+    /// Work of the host that is no launch.
     Host,
     /// An event that is no span of time: counters, flow arrows, names of threads.
     NotASpan,
@@ -264,7 +264,7 @@ impl fmt::Display for Reason {
             Self::Caller => "calls that only call others",
             Self::Annotation => "annotations",
             Self::NoWork => "calls that move no data (views, allocations, queries)",
-            Self::Host => "host work that launched nothing",
+            Self::Host => "work of the host that launched nothing itself",
             Self::NotASpan => "events that are no span of time",
             Self::BadTime => "events with an impossible time",
             Self::NoLaunch => "links to launches that are not in the file",

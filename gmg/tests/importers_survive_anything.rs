@@ -49,7 +49,9 @@ const PYTORCH: &str = r#"{"schema": "1.1.0-chakra.0.0.4", "pid": 1, "nodes": [
 ]}"#;
 
 /// Words that documents are made of.
-const WORDS: [&str; 58] = [
+const WORDS: [&str; 60] = [
+    "inf",
+    "-nan",
     "{",
     "}",
     "[",
@@ -432,7 +434,9 @@ fn contradictions_are_refused_with_their_place() {
         {"ph":"X","cat":"kernel","name":"k","ts":1,"dur":-5},
         {"ph":"X","cat":"kernel","name":"k","ts":-1,"dur":5},
         {"ph":"X","cat":"kernel","name":"k","ts":1,"dur":1e300},
+        {"ph":"X","cat":"kernel","name":"k","ts":1,"dur":nan,"args":null},
+        {"ph":"X","cat":"kernel","name":"k","ts":-Infinity,"dur":5,"args":{"Input Dims":"none","speed":inf}},
         {"ph":"X","cat":"kernel","name":"k","ts":1,"dur":5}]}"#;
     let import = import::read(events.as_bytes(), "times", &Options::default()).unwrap();
-    assert_eq!(import.account.dropped.get(&import::Reason::BadTime), Some(&3));
+    assert_eq!(import.account.dropped.get(&import::Reason::BadTime), Some(&5));
 }

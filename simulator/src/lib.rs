@@ -42,6 +42,7 @@
 //! |---|---|
 //! | [`calibration`] | learning from observed durations |
 //! | [`cost`] | how long operators take: [`CostModel`], [`Roofline`], [`Measured`](cost::Measured), [`JobCost`] |
+//! | [`allocator`] | what a host's memory allocator makes of requests; that of PyTorch, block by block |
 //! | [`engine`] | lanes, links and memory over time, from scratch |
 //! | [`incremental`] | a fixed order per lane: schedules of millions of operators, what-if in microseconds |
 //! | [`profile`] | measured durations: tables, interpolation, readers of profile files |
@@ -50,6 +51,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod allocator;
 pub mod calibration;
 pub mod cost;
 pub mod engine;

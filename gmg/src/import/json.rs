@@ -3,6 +3,8 @@
 //! The document is walked once: fields that no reader asks for are skipped without being kept, and
 //! of the array of records only one is in memory at a time.
 
+mod finite;
+
 use std::fmt;
 use std::rc::Rc;
 
@@ -14,6 +16,7 @@ use serde::de::{
 use super::error::shortened;
 use super::source::{Meter, Progress};
 use super::{Format, Import, ImportError, Options, Position};
+use finite::Finite;
 
 /// Takes the records of one format.
 pub(super) trait Records {
@@ -36,7 +39,7 @@ enum Sink {
 pub(super) fn read(meter: Meter<'_>, name: &str, options: &Options) -> Result<Import, ImportError> {
     let progress = meter.progress();
     let mut document = Document { options, progress: &progress, sink: None, records: 0 };
-    let mut deserializer = serde_json::Deserializer::from_reader(meter);
+    let mut deserializer = serde_json::Deserializer::from_reader(Finite::new(meter));
     let read = (&mut document).deserialize(&mut deserializer).and_then(|()| deserializer.end());
     let Document { sink, records, .. } = document;
     if let Some(failure) = progress.failure() {

@@ -109,7 +109,7 @@ impl Reader {
                 self.communications.insert(external, communication);
             }
         }
-        self.draft.drop(Reason::Caller);
+        self.draft.drop(Reason::Host);
     }
 
     fn wait(&mut self, event: &Event) {

@@ -1,7 +1,7 @@
 //! Events as they are in the file.
 
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use smallvec::SmallVec;
 
 use crate::import::json::Scalar;
@@ -28,7 +28,7 @@ pub(in crate::import) struct Event {
     pub(super) ts: Scalar,
     #[serde(default)]
     pub(super) dur: Scalar,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub(super) args: Arguments,
 }
 
@@ -94,63 +94,91 @@ fn element_bytes(dtype: Option<&str>) -> u64 {
     }
 }
 
+/// `null` is as good as nothing.
+fn or_default<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arguments, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
 /// The shapes of a call's first inputs; of an input that is no tensor, or a list of them, an empty
 /// one.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Shapes(pub(super) SmallVec<[SmallVec<[u64; 5]>; 2]>);
 
-impl<'de> Deserialize<'de> for Shapes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Outer;
-
-        impl<'de> Visitor<'de> for Outer {
-            type Value = Shapes;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an array of shapes")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Shapes, A::Error> {
-                let mut shapes = Shapes::default();
-                while shapes.0.len() < SHAPES {
-                    let Some(Dims(dims)) = elements.next_element()? else { return Ok(shapes) };
-                    shapes.0.push(dims);
-                }
-                while elements.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(shapes)
-            }
-        }
-
-        deserializer.deserialize_seq(Outer)
-    }
-}
-
 /// One shape; empty if it is none.
+#[derive(Debug, Default)]
 struct Dims(SmallVec<[u64; 5]>);
 
-impl<'de> Deserialize<'de> for Dims {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Inner;
+/// Deserializes an array by `$visit`; whatever is no array is as good as an empty one.
+macro_rules! array_or_default {
+    ($name:ident, $expected:literal, |$elements:ident| $visit:expr) => {
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Elements;
 
-        impl<'de> Visitor<'de> for Inner {
-            type Value = Dims;
+                impl<'de> Visitor<'de> for Elements {
+                    type Value = $name;
 
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an array of dimensions")
-            }
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        f.write_str($expected)
+                    }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Dims, A::Error> {
-                let (mut dims, mut plain) = (SmallVec::new(), true);
-                while let Some(dim) = elements.next_element::<Scalar>()? {
-                    match dim.as_u64() {
-                        Some(dim) if dims.len() < SHAPES => dims.push(dim),
-                        _ => plain = false,
+                    fn visit_seq<A: SeqAccess<'de>>(self, mut $elements: A) -> Result<$name, A::Error> {
+                        $visit
+                    }
+
+                    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<$name, A::Error> {
+                        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                        Ok($name::default())
+                    }
+
+                    fn visit_u64<E>(self, _: u64) -> Result<$name, E> {
+                        Ok($name::default())
+                    }
+
+                    fn visit_i64<E>(self, _: i64) -> Result<$name, E> {
+                        Ok($name::default())
+                    }
+
+                    fn visit_f64<E>(self, _: f64) -> Result<$name, E> {
+                        Ok($name::default())
+                    }
+
+                    fn visit_bool<E>(self, _: bool) -> Result<$name, E> {
+                        Ok($name::default())
+                    }
+
+                    fn visit_str<E>(self, _: &str) -> Result<$name, E> {
+                        Ok($name::default())
+                    }
+
+                    fn visit_unit<E>(self) -> Result<$name, E> {
+                        Ok($name::default())
                     }
                 }
-                Ok(Dims(if plain { dims } else { SmallVec::new() }))
+
+                deserializer.deserialize_any(Elements)
             }
         }
-
-        deserializer.deserialize_seq(Inner)
-    }
+    };
 }
+
+array_or_default!(Shapes, "an array of shapes", |elements| {
+    let mut shapes = Shapes::default();
+    while shapes.0.len() < SHAPES {
+        let Some(Dims(dims)) = elements.next_element()? else { return Ok(shapes) };
+        shapes.0.push(dims);
+    }
+    while elements.next_element::<IgnoredAny>()?.is_some() {}
+    Ok(shapes)
+});
+
+array_or_default!(Dims, "an array of dimensions", |elements| {
+    let (mut dims, mut plain) = (SmallVec::new(), true);
+    while let Some(dim) = elements.next_element::<Scalar>()? {
+        match dim.as_u64() {
+            Some(dim) if dims.len() < SHAPES => dims.push(dim),
+            _ => plain = false,
+        }
+    }
+    Ok(Dims(if plain { dims } else { SmallVec::new() }))
+});
