@@ -122,11 +122,13 @@ impl Segments {
     }
 
     /// The segments in operator order.
+    #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Segment> + DoubleEndedIterator + Clone + '_ {
         (0..self.runs.len()).map(|index| self.segment(index))
     }
 
     /// The segment that holds `op`. O(log segments).
+    #[inline]
     pub fn at(&self, op: u32) -> Option<Segment> {
         (op < self.end).then(|| self.segment(self.index_of(op)))
     }
@@ -138,11 +140,13 @@ impl Segments {
     }
 
     /// True if every operator is done.
+    #[inline]
     pub fn all_done(&self) -> bool {
         self.runs.iter().all(|run| run.state == StoredState::Done)
     }
 
     /// True if some operator is in a state that `holds`.
+    #[inline]
     pub fn any_state(&self, mut holds: impl FnMut(StoredState) -> bool) -> bool {
         self.runs.iter().any(|run| holds(run.state))
     }
