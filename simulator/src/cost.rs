@@ -46,6 +46,7 @@
 
 pub mod attention;
 mod compiled;
+mod coverage;
 mod fit;
 mod job;
 mod measured;
@@ -56,6 +57,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use compiled::{Compiled, Overlap};
+pub use coverage::Coverage;
 pub use fit::{Family, Fit, fit};
 pub use job::JobCost;
 pub use measured::{Chain, CostSource, Measured};

@@ -18,7 +18,7 @@ use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::templates::{DenseSpec, dense};
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_simulator::JobCost;
-use slicescheduler_simulator::cost::{Chain, Confidence, CostTable, Measured, Roofline};
+use slicescheduler_simulator::cost::{Chain, Confidence, CostTable, Coverage, Measured, Roofline};
 use slicescheduler_simulator::profile::{AttentionShape, DeviceProfile, Measure, Scaling, Table};
 
 /// Products, decoding, prompts and norms of an H100 that somebody might have measured: `m` us and
@@ -105,6 +105,20 @@ fn what_no_table_covers_is_left_to_the_roofline() {
     let lanes = DeviceSpec::h100_sxm().with_lanes(2);
     assert_eq!(bound(&lanes), roofline(&lanes));
     assert_eq!(bound(&h100).confidence(), Confidence::Modelled);
+}
+
+#[test]
+fn coverage_adds_up_and_says_how_far_it_reaches() {
+    let template = template();
+    let device = DeviceSpec::h100_sxm();
+    let mut coverage = Coverage::default();
+    // 4096 rows are 100 % beyond the 2048 that were measured.
+    let batch = Binding::iteration(4096, 4, 4096, 4 * 1024 * 1025 / 2);
+    coverage.add(&model(), &template, &batch, &device);
+    let cost = JobCost::bind(&model(), &template, &batch, &device);
+    assert_eq!(coverage.total(), cost.total(0..cost.op_count()));
+    assert_eq!(coverage.farthest_percent, 101);
+    assert!(coverage.extrapolated > coverage.interpolated && coverage.modelled > Nanos::ZERO, "{coverage}");
 }
 
 proptest! {
