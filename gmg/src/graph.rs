@@ -46,7 +46,7 @@ pub use view::{OpView, QualifiedName, Segment, TensorView};
 pub use visit::{Edge, Edges, EdgesOf, Kinds, Neighbors, OpSet};
 
 use crate::id::{OpIndex, TensorId};
-use crate::semantics::builtin::CostFormula;
+use crate::semantics::builtin::{CostFormula, GroupedCost};
 use crate::semantics::{OpCost, OpKind, OpSemantics};
 use crate::shape::{Binding, Symbol, SymbolTable};
 use crate::units::{Bytes, Flops};
@@ -109,7 +109,7 @@ pub struct OpGraph {
     tensor_count: u32,
     predecessors: Vec<PredecessorEdge>,
     successors: Vec<SuccessorEdge>,
-    /// The built-in operators together, over all repetitions.
+    /// The operators whose cost is a polynomial together, over all repetitions.
     total: CostFormula,
     weight_bytes: Bytes,
     buffers: BufferPlan,
@@ -129,6 +129,7 @@ struct StoredOp {
 #[derive(Clone, Debug)]
 enum SlotCost {
     Formula(CostFormula),
+    Grouped(GroupedCost),
     Custom(Arc<dyn OpSemantics>),
 }
 
@@ -301,6 +302,7 @@ impl OpGraph {
         };
         match &op.cost {
             SlotCost::Formula(formula) => formula.eval(binding),
+            SlotCost::Grouped(grouped) => grouped.eval(binding),
             SlotCost::Custom(semantics) => {
                 let inputs = self.stored_operands(slot.0, &op.inputs);
                 let outputs = self.stored_operands(slot.0, &op.outputs);
@@ -314,12 +316,13 @@ impl OpGraph {
         self.ops.get(slot.index()).map(|op| &op.kind)
     }
 
-    /// The cost of all operators together. O(1) plus the custom operators that are stored.
+    /// The cost of all operators together. O(1) plus the stored operators whose cost is no polynomial:
+    /// custom ones and products with experts.
     pub fn total_cost(&self, binding: &Binding) -> OpCost {
         let mut total = self.total.eval(binding);
         for segment in &self.segments {
             for slot in segment.slots.clone() {
-                if matches!(self.ops[slot as usize].cost, SlotCost::Custom(_)) {
+                if !matches!(self.ops[slot as usize].cost, SlotCost::Formula(_)) {
                     total += self.cost(OpSlot(slot), binding).times(u64::from(segment.repeat));
                 }
             }

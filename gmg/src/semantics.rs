@@ -4,12 +4,14 @@
 //! read once and every output written once. Cost models turn them into time.
 
 pub(crate) mod builtin;
+mod collective;
 mod recorded;
 
 use std::fmt;
 use std::ops::{Add, AddAssign};
 use std::sync::Arc;
 
+pub use collective::Collective;
 pub use recorded::Recorded;
 use smallvec::SmallVec;
 
@@ -34,6 +36,22 @@ use crate::units::{Bytes, Flops};
 /// | `Sample` | 1 per logit | a comparison |
 /// | `Add` | 1 per element | |
 /// | `Softmax` | 5 per element | maximum, difference, exp, sum, quotient |
+/// | `LayerNorm` | 7 per element | two sums, difference, square, three for scale and shift; Ba et al. 2016 |
+/// | `Linear` | as `MatMul`, and 1 per element of the bias | |
+/// | `Gelu` | 5 per element | quotient, erf, sum, two products; Hendrycks & Gimpel 2016 |
+/// | `Tanh` | 1 per element | |
+/// | `Normalize` | 3 per element | square, sum, quotient |
+/// | `SelfAttention` | as `Attention` | |
+/// | `MeanPool` | 1 per input element and 1 per output element | sum, quotient |
+/// | `HeadNorm` | as `RmsNorm` on queries and keys | |
+/// | `TopK` | 5 per logit | as `Softmax` |
+/// | `Permute` | 0 | copies |
+/// | `GroupedMatMul` | `2 * n * top * k * m` | every row with the weight of its expert; Shazeer et al. 2017 |
+/// | `Combine` | 2 per routed element, and 1 per element of the residual | product, sum |
+/// | `Collective` | `(ranks - 1) / ranks` per element where it sums | see [`Collective`] |
+///
+/// A `GroupedMatMul` reads the weights of the experts that were chosen: on average, with every token
+/// taking any `top` of all experts with equal probability, `1 - (1 - top / all) ^ tokens` of them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum OpKind {
@@ -85,6 +103,74 @@ pub enum OpKind {
     Add,
     /// Softmax over the last dimension. Input: `[n, m]`. Output: `[n, m]`.
     Softmax,
+    /// Takes the mean off each row, scales it by the inverse of its standard deviation, then by a
+    /// weight, and adds a bias. Inputs: `[n, m]`, weight `[m]`, bias `[m]`. Output: `[n, m]`.
+    LayerNorm {
+        /// Added to the variance before the root.
+        epsilon: f32,
+    },
+    /// A product with a bias. Inputs: `[n, k]`, weight `[m, k]`, bias `[m]` and, optionally, a
+    /// residual `[n, m]` that is added to the sum. Output: `[n, m]`.
+    Linear,
+    /// `x * Phi(x)`, with the distribution function of the normal distribution. Input: `[n, m]`.
+    /// Output: `[n, m]`.
+    Gelu,
+    /// The hyperbolic tangent. Input: `[n, m]`. Output: `[n, m]`.
+    Tanh,
+    /// Scales each row to length 1. Input: `[n, m]`. Output: `[n, m]`.
+    Normalize,
+    /// Attention of every row to all rows of its sequence, before and after it, without a cache. The
+    /// rows of a sequence lie together. Inputs: fused queries, keys and values
+    /// `[n, 3 * heads * head_dim]`, the lengths of the sequences `[s]`, which sum to `n`. Output:
+    /// `[n, heads * head_dim]`. The job's pairs are the sum of the squared lengths.
+    SelfAttention {
+        /// Heads.
+        heads: u32,
+        /// Elements of a head.
+        head_dim: u32,
+    },
+    /// The mean of the rows of each sequence. Inputs: `[n, m]`, the lengths of the sequences `[s]`.
+    /// Output: `[s, m]`.
+    MeanPool,
+    /// Scales each head of queries and keys by the inverse of its root mean square, then by a
+    /// weight; values stay as they are. Inputs: fused queries, keys and values
+    /// `[n, (heads + 2 * kv_heads) * head_dim]`, a weight for queries `[head_dim]`, one for keys
+    /// `[head_dim]`. Output: as the first input.
+    HeadNorm {
+        /// Query heads.
+        heads: u32,
+        /// Key and value heads.
+        kv_heads: u32,
+        /// Elements of a head.
+        head_dim: u32,
+        /// Added to the mean square before the root.
+        epsilon: f32,
+    },
+    /// Chooses experts: softmax over the logits, then the `top` largest of each row, scaled to a sum
+    /// of 1. Input: logits `[n, experts]`. Outputs: weights `[n, top]`, expert numbers `[n, top]`.
+    TopK {
+        /// Experts per row.
+        top: u32,
+    },
+    /// Copies each row once for every expert that it was routed to, in the order of the experts.
+    /// Inputs: `[n, m]`, expert numbers `[n, top]`. Output: `[n * top, m]`.
+    Permute,
+    /// Multiplies each routed row by the transposed weight of its expert. Inputs: routed rows
+    /// `[n * top, k]`, expert numbers `[n, top]`, weights `[experts, m, k]`. Output: `[n * top, m]`.
+    GroupedMatMul {
+        /// Experts that this rank holds.
+        experts: u32,
+        /// Experts per token.
+        top: u32,
+        /// Ranks over which the experts are spread; each token takes `top` of `experts * ranks`.
+        ranks: u32,
+    },
+    /// Brings routed rows back to where they came from and sums those of a row, each times its
+    /// weight. Inputs: routed rows `[n * top, m]`, expert numbers `[n, top]`, weights `[n, top]` and,
+    /// optionally, a residual `[n, m]` that is added. Output: `[n, m]`.
+    Combine,
+    /// An exchange with other ranks.
+    Collective(Collective),
     /// Anything else: what it means is said by the [`OpSemantics`] registered under this name.
     Custom(Arc<str>),
 }
@@ -109,6 +195,19 @@ impl fmt::Display for OpKind {
             Self::Sample => "sample",
             Self::Add => "add",
             Self::Softmax => "softmax",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::Linear => "linear",
+            Self::Gelu => "gelu",
+            Self::Tanh => "tanh",
+            Self::Normalize => "normalize",
+            Self::SelfAttention { .. } => "self_attention",
+            Self::MeanPool => "mean_pool",
+            Self::HeadNorm { .. } => "head_norm",
+            Self::TopK { .. } => "top_k",
+            Self::Permute => "permute",
+            Self::GroupedMatMul { .. } => "grouped_matmul",
+            Self::Combine => "combine",
+            Self::Collective(collective) => collective.name(),
             Self::Custom(name) => name,
         })
     }

@@ -205,7 +205,9 @@ fn cost(draft: &OpGraphBuilder, op: OpRef) -> Result<SlotCost, GraphError> {
         OpKind::Custom(_) => draft.semantics_of(from).cloned().map(SlotCost::Custom),
         _ => None,
     };
+    let grouped = || builtin::grouped(&from.kind, &inputs, &outputs).map(SlotCost::Grouped);
     custom
+        .or_else(grouped)
         .or_else(|| builtin::cost(&from.kind, &inputs, &outputs).map(SlotCost::Formula))
         .ok_or_else(|| GraphError::UnknownKind { op: draft.op_name(op), kind: from.kind.to_string() })
 }
@@ -230,6 +232,6 @@ fn used_symbols(tensors: &[super::Tensor], ops: &[StoredOp]) -> u8 {
     let bit = |symbol: Symbol| 1u8 << symbol.index();
     let dims = tensors.iter().flat_map(|tensor| tensor.shape.dims().iter().copied());
     let shapes = dims.filter_map(|dim: Dim| dim.symbol).fold(0, |bits, symbol| bits | bit(symbol));
-    let attends = ops.iter().any(|op| matches!(op.kind, OpKind::Attention { .. }));
+    let attends = ops.iter().any(|op| matches!(op.kind, OpKind::Attention { .. } | OpKind::SelfAttention { .. }));
     if attends { shapes | bit(PAIRS) } else { shapes }
 }

@@ -258,7 +258,8 @@ fn types(draft: &OpGraphBuilder, op: &DraftOp) -> Result<(), GraphError> {
     };
     let kind = || op.kind.to_string();
     let inputs: SmallVec<[&Tensor; 8]> = op.inputs.iter().map(|&input| draft.type_of(input)).collect();
-    let given: Result<Outputs, _> = match (&op.kind, builtin::outputs(&op.kind, &inputs)) {
+    let declared: SmallVec<[&Tensor; 2]> = op.outputs.iter().map(|&output| draft.type_of(output)).collect();
+    let given: Result<Outputs, _> = match (&op.kind, builtin::outputs(&op.kind, &inputs, &declared)) {
         (OpKind::Custom(_), _) => match draft.semantics_of(op) {
             Some(semantics) => semantics.outputs(&inputs),
             None => {

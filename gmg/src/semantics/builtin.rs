@@ -1,6 +1,12 @@
 //! Shapes and costs of the built-in kinds.
 
+mod encoder;
+mod exchange;
+mod experts;
+
 use smallvec::smallvec;
+
+pub(crate) use experts::{Experts, GroupedCost};
 
 use super::{DTypeRule, OpCost, OpKind, OutputType, Outputs, SemanticsError};
 use crate::dtype::DType;
@@ -36,8 +42,13 @@ impl CostFormula {
     }
 }
 
-/// The types of the outputs of a built-in kind; `None` for a custom one.
-pub(crate) fn outputs(kind: &OpKind, inputs: &[&Tensor]) -> Option<Result<Outputs, SemanticsError>> {
+/// The types of the outputs of a built-in kind; `None` for a custom one. `declared` is what the graph
+/// says about them, for kinds that give whatever is declared.
+pub(crate) fn outputs(
+    kind: &OpKind,
+    inputs: &[&Tensor],
+    declared: &[&Tensor],
+) -> Option<Result<Outputs, SemanticsError>> {
     let output = match kind {
         OpKind::Embedding => embedding(inputs),
         OpKind::RmsNorm { .. } => rms_norm(inputs),
@@ -49,6 +60,23 @@ pub(crate) fn outputs(kind: &OpKind, inputs: &[&Tensor]) -> Option<Result<Output
         OpKind::Sample => sample(inputs),
         OpKind::Add => add(inputs),
         OpKind::Softmax => softmax(inputs),
+        OpKind::LayerNorm { .. } => encoder::layer_norm(inputs),
+        OpKind::Linear => encoder::linear(inputs),
+        OpKind::Gelu | OpKind::Tanh | OpKind::Normalize => encoder::elementwise(inputs),
+        &OpKind::SelfAttention { heads, head_dim } => {
+            encoder::self_attention(inputs, Heads { heads, kv_heads: heads, head_dim })
+        }
+        OpKind::MeanPool => encoder::mean_pool(inputs),
+        &OpKind::HeadNorm { heads, kv_heads, head_dim, .. } => {
+            encoder::head_norm(inputs, Heads { heads, kv_heads, head_dim })
+        }
+        &OpKind::TopK { top } => return Some(experts::top_k(inputs, top)),
+        OpKind::Permute => experts::permute(inputs),
+        &OpKind::GroupedMatMul { experts, top, ranks } => {
+            experts::grouped_matmul(inputs, Experts { experts, top, ranks })
+        }
+        OpKind::Combine => experts::combine(inputs),
+        &OpKind::Collective(collective) => return Some(exchange::outputs(collective, inputs, declared)),
         OpKind::Custom(_) => return None,
     };
     Some(output.map(|output| smallvec![output]))
@@ -102,9 +130,58 @@ pub(crate) fn cost(kind: &OpKind, inputs: &[&Tensor], outputs: &[&Tensor]) -> Op
         (OpKind::SwiGlu | OpKind::Softmax, _) => result.times(5).into(),
         (OpKind::Sample, [logits]) => Monomial::elements(&logits.shape).into(),
         (OpKind::Add, _) => result.into(),
+        (OpKind::LayerNorm { .. }, _) => result.times(7).into(),
+        (OpKind::Linear, [_, weight, _, residual @ ..]) => {
+            let depth = weight.shape.dims().last().copied().unwrap_or(Dim::fixed(1));
+            let product = Polynomial::from(result.times_dim(depth).times(2)).plus(result);
+            if residual.is_empty() { product } else { product.plus(result) }
+        }
+        (OpKind::Gelu, _) => result.times(5).into(),
+        (OpKind::Tanh, _) => result.into(),
+        (OpKind::Normalize, _) => result.times(3).into(),
+        (&OpKind::SelfAttention { heads, head_dim }, _) => {
+            let per_pair = Monomial::constant(u64::from(heads) * u64::from(head_dim)).times(4);
+            per_pair.times_dim(Dim::of(PAIRS)).into()
+        }
+        (OpKind::MeanPool, [x, _]) => Polynomial::from(Monomial::elements(&x.shape)).plus(result),
+        (&OpKind::HeadNorm { heads, kv_heads, head_dim, .. }, [fused, ..]) => {
+            let rows = fused.shape.dims().first().copied().unwrap_or(Dim::fixed(1));
+            let normed = (u64::from(heads) + u64::from(kv_heads)).saturating_mul(u64::from(head_dim));
+            Monomial::constant(normed).times(4).times_dim(rows).into()
+        }
+        (OpKind::TopK { .. }, [logits]) => Monomial::elements(&logits.shape).times(5).into(),
+        (OpKind::Permute, [_, chosen]) => {
+            cost.read = Polynomial::from(result_bytes(outputs)).plus(chosen.bytes_formula());
+            Polynomial::default()
+        }
+        (OpKind::GroupedMatMul { .. }, [_, _, weight]) => {
+            let depth = weight.shape.dims().last().copied().unwrap_or(Dim::fixed(1));
+            result.times_dim(depth).times(2).into()
+        }
+        (OpKind::Combine, [x, _, _, residual @ ..]) => {
+            let sums = Polynomial::from(Monomial::elements(&x.shape).times(2));
+            if residual.is_empty() { sums } else { sums.plus(result) }
+        }
+        (&OpKind::Collective(collective), inputs) => exchange::flops(collective, inputs).into(),
         _ => Polynomial::default(),
     };
     Some(cost)
+}
+
+/// The cost of a product with the weights of experts, which is no polynomial: how many of them are
+/// read depends on how many were chosen. `None` for other kinds.
+pub(crate) fn grouped(kind: &OpKind, inputs: &[&Tensor], outputs: &[&Tensor]) -> Option<GroupedCost> {
+    let (&OpKind::GroupedMatMul { experts, top, ranks }, [x, _, weight]) = (kind, inputs) else { return None };
+    Some(GroupedCost {
+        formula: cost(kind, inputs, outputs)?,
+        experts: Experts { experts, top, ranks },
+        rows: x.shape.dims().first().copied()?,
+        all: weight.bytes(&Binding::new()),
+    })
+}
+
+fn result_bytes(outputs: &[&Tensor]) -> Monomial {
+    outputs.first().map_or(Monomial::constant(0), |output| output.bytes_formula())
 }
 
 /// Bytes of as many rows of `table` as `ids` has elements.
