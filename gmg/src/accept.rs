@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::apply::refuse_placement;
+use smallvec::SmallVec;
+
+use crate::apply::{Part, refuse_job, refuse_placement};
 use crate::delta::{Effect, Intent};
 use crate::error::GmgError;
+use crate::gang::{self, GangError};
 use crate::gmg::Gmg;
 use crate::id::{JobId, LaneId};
 use crate::job::{JobSpec, StoredState};
@@ -33,13 +36,21 @@ fn carry_out(gmg: &mut Gmg, action: Action, accepted: &mut Accepted) -> Result<(
             }
             Err(reason) => Err(Box::new((reason, Action::Run { work: Work::New(spec), lane, rank }))),
         },
+        Action::RunGang { members, rank } => match refuse_gang(gmg, &members) {
+            Ok(()) => {
+                let placed = run_gang(gmg, members, rank, accepted);
+                debug_assert!(placed.is_ok(), "what was not refused can be placed: {placed:?}");
+                Ok(())
+            }
+            Err(reason) => Err(Box::new((reason, Action::RunGang { members, rank }))),
+        },
         action => try_existing(gmg, &action, accepted).map_err(|reason| Box::new((reason, action))),
     }
 }
 
 fn try_existing(gmg: &mut Gmg, action: &Action, accepted: &mut Accepted) -> Result<(), GmgError> {
     match *action {
-        Action::FormBatch { .. } | Action::Run { work: Work::New(_), .. } => {
+        Action::FormBatch { .. } | Action::Run { work: Work::New(_), .. } | Action::RunGang { .. } => {
             Err(GmgError::NotMaterialized("forming a batch"))
         }
         Action::EvictSequences { .. } => Err(GmgError::NotMaterialized("evicting sequences")),
@@ -86,7 +97,35 @@ fn try_existing(gmg: &mut Gmg, action: &Action, accepted: &mut Accepted) -> Resu
 /// Everything that could refuse the submission and the dispatch, so that a dropped action leaves no
 /// job behind.
 fn refuse_new(gmg: &Gmg, spec: &JobSpec, lane: LaneId) -> Result<(), GmgError> {
-    refuse_placement(gmg.state(), spec, lane)?;
+    if refuse_job(gmg.state(), spec)?.exchanges() || spec.gang.is_some() {
+        return Err(GangError::Alone.into());
+    }
+    refuse_placement(gmg.state(), spec, lane, Part::FIRST)?;
+    refuse_waiting(gmg, spec)
+}
+
+/// The same for the jobs of a gang. On devices of their own they do not compete for memory, so each
+/// can be looked at alone; a rank finds the parts of those before it placed.
+fn refuse_gang(gmg: &Gmg, members: &[(JobSpec, LaneId)]) -> Result<(), GmgError> {
+    let mut templates: SmallVec<[_; 8]> = SmallVec::new();
+    for (index, (spec, lane)) in members.iter().enumerate() {
+        templates.push(refuse_job(gmg.state(), spec)?);
+        refuse_waiting(gmg, spec)?;
+        if members[..index].iter().any(|(_, other)| other.device == lane.device) {
+            return Err(GmgError::SharedDevice(lane.device));
+        }
+    }
+    let specs: SmallVec<[_; 8]> = members.iter().map(|(spec, _)| spec).zip(&templates).collect();
+    gang::check(&specs)?;
+    let shared = gang::shares_batch(members.iter().map(|(spec, _)| spec));
+    for (rank, (spec, lane)) in (0u32..).zip(members) {
+        let part = if shared { Part { rank, planned: true } } else { Part::FIRST };
+        refuse_placement(gmg.state(), spec, *lane, part)?;
+    }
+    Ok(())
+}
+
+fn refuse_waiting(gmg: &Gmg, spec: &JobSpec) -> Result<(), GmgError> {
     let unfinished = |job: &&JobId| gmg.state().job(**job).is_some_and(|job| !job.segments.all_done());
     let waits_for = spec.after.iter().filter(unfinished).count() as u32;
     if waits_for > 0 {
@@ -102,6 +141,24 @@ fn run_new(gmg: &mut Gmg, spec: JobSpec, lane: LaneId, rank: Rank, accepted: &mu
     let ops = 0..gmg.state().job(job).map_or(0, |job| job.op_count());
     accepted.applied.push(gmg.apply(Intent::Dispatch { job, ops: ops.clone(), lane, rank })?);
     launch(gmg, job, ops, lane, rank, accepted)
+}
+
+fn run_gang(
+    gmg: &mut Gmg,
+    members: Vec<(JobSpec, LaneId)>,
+    rank: Rank,
+    accepted: &mut Accepted,
+) -> Result<(), GmgError> {
+    let (specs, lanes): (Vec<_>, Vec<_>) = members.into_iter().map(|(spec, lane)| (Arc::new(spec), lane)).unzip();
+    let submitted = gmg.apply(Intent::SubmitGang(specs.into()))?;
+    let Effect::Gang(jobs) = submitted.effect.clone() else { return Ok(()) };
+    accepted.applied.push(submitted);
+    for (&job, lane) in jobs.iter().zip(lanes) {
+        let ops = 0..gmg.state().job(job).map_or(0, |job| job.op_count());
+        accepted.applied.push(gmg.apply(Intent::Dispatch { job, ops: ops.clone(), lane, rank })?);
+        launch(gmg, job, ops, lane, rank, accepted)?;
+    }
+    Ok(())
 }
 
 fn launch(

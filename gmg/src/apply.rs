@@ -3,10 +3,13 @@
 //! The code is generic over the store, so the live graph, a published copy that catches up and a
 //! branch go through the same transitions.
 
+mod gang;
 mod intent;
 mod observation;
+mod sequences;
 
-pub(crate) use intent::refuse_placement;
+pub(crate) use intent::{refuse_job, refuse_placement};
+pub(crate) use sequences::Part;
 
 use crate::delta::{Delta, Effect};
 use crate::error::GmgError;

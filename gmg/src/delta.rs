@@ -51,8 +51,10 @@ pub enum Intent {
     },
     /// Enter a request.
     Submit(NewRequest),
-    /// Enter a job.
+    /// Enter a job. Refused if one of [`JobSpec::after`] will never be done.
     SubmitJob(Arc<JobSpec>),
+    /// Enter the jobs of one iteration on several ranks, by rank; see [`gang`](crate::gang).
+    SubmitGang(Arc<[Arc<JobSpec>]>),
     /// Hand pending operators to a lane. The first dispatch of a job reserves its activations and
     /// the KV blocks of [`JobSpec::growth`].
     Dispatch {
@@ -65,13 +67,14 @@ pub enum Intent {
         /// With what right of way.
         rank: Rank,
     },
-    /// Cancel every operator of a job that is not on a lane, and free its activations.
+    /// Cancel every operator of a job that is not on a lane, and free its activations. The jobs of
+    /// its gang, and jobs that come after it, are cancelled with it: a job that comes after one that
+    /// failed, was cancelled or is lost could only read what was never computed.
     Cancel {
         /// The job.
         job: JobId,
     },
-    /// Remove a job none of whose operators may still run. A job that comes after one that was not
-    /// done waits for good: what it would read was never computed.
+    /// Remove a job none of whose operators may still run.
     Retire {
         /// The job.
         job: JobId,
@@ -180,6 +183,8 @@ pub enum Effect {
     Request(RequestId),
     /// A job was entered.
     Job(JobId),
+    /// The jobs of a gang were entered, by rank.
+    Gang(Arc<[JobId]>),
     /// The observation contradicts the graph.
     Diverged(Divergence),
 }

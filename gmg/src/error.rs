@@ -229,6 +229,25 @@ pub enum GmgError {
     /// The job has operators that may still run.
     #[error("{0} has operators that may still run; cancel it first")]
     NotFinished(JobId),
+    /// The job would wait for one that will never be done.
+    #[error("{0} failed, was cancelled or is lost: what comes after it would wait for good")]
+    NeverDone(JobId),
+    /// Jobs that do not make a gang.
+    #[error("{0}")]
+    Gang(#[from] crate::gang::GangError),
+    /// A rank is placed before the ranks that come first.
+    #[error("{request} has {placed} of its parts placed, rank {rank} is not next: place the ranks of a gang in order")]
+    RankOutOfOrder {
+        /// The request whose sequence is spread over the ranks.
+        request: RequestId,
+        /// How many ranks have their part.
+        placed: u32,
+        /// The rank that was to be placed.
+        rank: u32,
+    },
+    /// Two ranks on one device.
+    #[error("two ranks of the gang are to run on {0}: every rank needs a device of its own")]
+    SharedDevice(DeviceId),
     /// The template and the dims of the job do not fit.
     #[error("{0}")]
     Graph(#[from] crate::graph::GraphError),

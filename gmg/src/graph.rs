@@ -97,6 +97,8 @@ impl OpSlot {
 pub struct OpGraph {
     name: Box<str>,
     symbols: SymbolTable,
+    /// True if an operator waits for other ranks.
+    exchanges: bool,
     /// One bit per symbol that a shape or a cost refers to.
     used_symbols: u8,
     /// In order; together they cover all slots and all operators.
@@ -192,6 +194,12 @@ impl OpGraph {
     /// The graph's name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// True if some operator exchanges data with other ranks, so that a job of this graph is one of a
+    /// [gang](crate::gang).
+    pub fn exchanges(&self) -> bool {
+        self.exchanges
     }
 
     /// The symbols that shapes and costs refer to.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::gang::{Gang, Members};
 use crate::graph::OpGraph;
 use crate::id::{DeviceId, JobId, JobKey, ModelId, OpIndex, RequestId};
 use crate::memory::Region;
@@ -59,6 +60,8 @@ pub struct JobSpec {
     pub rows: Vec<Row>,
     /// KV blocks to reserve before the start.
     pub growth: Vec<KvGrowth>,
+    /// The place among the jobs of the other ranks; [`None`] for a job that needs no others.
+    pub gang: Option<Gang>,
 }
 
 impl JobSpec {
@@ -72,6 +75,7 @@ impl JobSpec {
             after: SmallVec::new(),
             rows: Vec::new(),
             growth: Vec::new(),
+            gang: None,
         }
     }
 
@@ -93,6 +97,13 @@ impl JobSpec {
     #[must_use]
     pub fn after(mut self, job: JobId) -> Self {
         self.after.push(job);
+        self
+    }
+
+    /// Makes it rank `rank` of `size` jobs that run together.
+    #[must_use]
+    pub fn rank(mut self, rank: u32, size: u32) -> Self {
+        self.gang = Some(Gang { rank, size });
         self
     }
 
@@ -130,6 +141,8 @@ pub struct Job {
     pub waiting_for: u32,
     /// Jobs that wait for this one.
     pub dependents: SmallVec<[JobId; 2]>,
+    /// The jobs of all ranks, if it is one of several.
+    pub gang: Option<Members>,
 }
 
 impl Job {
@@ -141,6 +154,12 @@ impl Job {
     /// True if some of its operators are on a lane.
     pub fn is_dispatched(&self) -> bool {
         self.segments.any_state(StoredState::is_on_lane)
+    }
+
+    /// True if some of its operators failed, were cancelled or are lost: it will never be done.
+    pub fn is_broken(&self) -> bool {
+        use StoredState::{Cancelled, Failed, Lost};
+        self.segments.any_state(|state| matches!(state, Failed | Cancelled | Lost))
     }
 
     /// The operators that are done from the front: where a recalled job continues.

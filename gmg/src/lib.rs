@@ -33,7 +33,7 @@
 //! | [`units`], [`id`], [`dtype`], [`shape`] | quantities, names, element types, symbolic dimensions |
 //! | [`cluster`] | devices, links, routes |
 //! | [`semantics`], [`graph`], [`templates`] | what operators do, operator graphs, ready-made models |
-//! | [`tenant`], [`request`], [`job`] | who asks, what for, and what runs for it |
+//! | [`tenant`], [`request`], [`job`], [`gang`] | who asks, what for, and what runs for it, on one rank or several |
 //! | [`delta`], [`plan`] | every change; intent, forecast and the ports between the crates |
 //! | [`view`], [`snapshot`] | reading, publishing, branching |
 //! | [`memory`] | what lies where on a device |
@@ -51,6 +51,7 @@ pub mod delta;
 pub mod dtype;
 pub mod error;
 pub mod export;
+pub mod gang;
 mod gmg;
 pub mod graph;
 pub mod id;

@@ -5,9 +5,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::gang::{sever, submit_gang};
+use super::sequences::{self, Part};
 use crate::apply::free_activations;
 use crate::delta::{Effect, Intent, NewRequest};
 use crate::error::GmgError;
+use crate::gang::GangError;
+use crate::graph::OpGraph;
 use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId};
 use crate::job::{Job, JobSpec, Segments, StoredState};
 use crate::memory::{DeviceLayout, DeviceMemory, WeightState};
@@ -26,6 +30,7 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
         Intent::AddModel { tenant, model, container } => add_model(store, *tenant, model, container),
         Intent::Submit(request) => submit(store, request),
         Intent::SubmitJob(spec) => submit_job(store, spec),
+        Intent::SubmitGang(specs) => submit_gang(store, specs),
         Intent::Dispatch { job, ops, lane, rank } => dispatch(store, *job, ops.clone(), *lane, *rank),
         Intent::Cancel { job } => cancel(store, *job),
         Intent::Retire { job } => retire(store, *job),
@@ -151,15 +156,31 @@ fn submit<S: Store>(store: &mut S, request: &NewRequest) -> Result<Effect, GmgEr
 }
 
 fn submit_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>) -> Result<Effect, GmgError> {
+    let template = refuse_job(store, spec)?;
+    if spec.gang.is_some() || template.exchanges() {
+        return Err(GangError::Alone.into());
+    }
+    Ok(Effect::Job(enter_job(store, spec, &template)))
+}
+
+/// Why a job cannot be entered; its template if it can.
+pub(crate) fn refuse_job<S: Store>(store: &S, spec: &JobSpec) -> Result<Arc<OpGraph>, GmgError> {
     let template = store.model(spec.model).ok_or(GmgError::NoSuchModel(spec.model))?.template.clone();
     template.check_binding(&spec.binding)?;
+    match spec.after.iter().find(|&&job| store.job(job).is_some_and(Job::is_broken)) {
+        Some(&job) => Err(GmgError::NeverDone(job)),
+        None => Ok(template),
+    }
+}
+
+pub(super) fn enter_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>, template: &Arc<OpGraph>) -> JobId {
     let unfinished: SmallVec<[JobId; 2]> =
         spec.after.iter().copied().filter(|&job| store.job(job).is_some_and(|job| !job.segments.all_done())).collect();
     let segments = Segments::pending(template.op_count());
     let activations = template.activation_bytes(&spec.binding);
     let id = store.insert_job(Job {
         spec: spec.clone(),
-        template,
+        template: template.clone(),
         segments,
         activations,
         arena: None,
@@ -167,39 +188,40 @@ fn submit_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>) -> Result<Effect, Gm
         departures: 0,
         waiting_for: unfinished.len() as u32,
         dependents: SmallVec::new(),
+        gang: None,
     });
     for job in unfinished {
         if let Some(job) = store.job_mut(job) {
             job.dependents.push(id);
         }
     }
-    Ok(Effect::Job(id))
+    id
 }
 
 /// Why a job of `spec` that was not placed before cannot be placed on `lane`.
-pub(crate) fn refuse_placement<S: Store>(store: &S, spec: &JobSpec, lane: LaneId) -> Result<(), GmgError> {
+pub(crate) fn refuse_placement<S: Store>(store: &S, spec: &JobSpec, lane: LaneId, part: Part) -> Result<(), GmgError> {
     let model = store.model(spec.model).ok_or(GmgError::NoSuchModel(spec.model))?;
     model.template.check_binding(&spec.binding)?;
     let activations = model.template.activation_bytes(&spec.binding);
-    refuse_batch(store, spec, refuse_activations(store, spec.model, activations, lane)?, lane.device)
+    let memory = refuse_activations(store, spec.model, activations, lane)?;
+    refuse_batch(store, spec, memory, lane.device, part)
 }
 
 /// Why the sequences of a batch that was not placed before cannot grow in `memory`.
-fn refuse_batch<S: Store>(store: &S, spec: &JobSpec, memory: &DeviceMemory, device: DeviceId) -> Result<(), GmgError> {
+fn refuse_batch<S: Store>(
+    store: &S,
+    spec: &JobSpec,
+    memory: &DeviceMemory,
+    device: DeviceId,
+    part: Part,
+) -> Result<(), GmgError> {
     let wanted = spec.new_blocks();
     if wanted > u64::from(memory.kv().free_blocks()) {
         let block = memory.layout().kv_block;
         let available = block.times(u64::from(memory.kv().free_blocks()));
         return Err(GmgError::NoMemory { device, what: "KV blocks", wanted: block.times(wanted), available });
     }
-    for request in spec.requests() {
-        let found = store.request(request).filter(|found| !found.state.is_final());
-        let found = found.ok_or(GmgError::NoSuchRequest(request))?;
-        if let Some(on) = found.device.filter(|&on| on != device) {
-            return Err(GmgError::SequenceElsewhere { request, on, to: device });
-        }
-    }
-    Ok(())
+    spec.requests().try_for_each(|request| sequences::refuse_part(store, request, part, device))
 }
 
 /// Why a job that needs `activations` and has none cannot get them for `lane`.
@@ -227,7 +249,7 @@ fn refuse_sequences<S: Store>(store: &S, spec: &JobSpec, reserved: DeviceId, to:
     for request in spec.requests() {
         match store.request(request).filter(|found| !found.state.is_final()) {
             None => return Err(GmgError::NoSuchRequest(request)),
-            Some(found) if found.device != Some(reserved) => {
+            Some(found) if !sequences::has_part(store, request, found, reserved) => {
                 return Err(GmgError::SequenceGone { request, device: reserved });
             }
             Some(_) if reserved != to => {
@@ -288,7 +310,7 @@ fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, r
         None => {
             let memory = refuse_activations(store, job.spec.model, job.activations, lane)?;
             if job.kv_on.is_none() {
-                refuse_batch(store, &job.spec, memory, lane.device)?;
+                refuse_batch(store, &job.spec, memory, lane.device, Part::of(job))?;
             }
             reserve(store, id, lane.device);
         }
@@ -322,25 +344,7 @@ fn reserve<S: Store>(store: &mut S, id: JobId, device: DeviceId) {
     if has_batch && job.kv_on.is_none() {
         job.kv_on = Some(device);
         let spec = job.spec.clone();
-        reserve_batch(store, &spec, device);
-    }
-}
-
-/// Grows the sequences of a batch on `device`. A request that has none there begins one, if only an
-/// empty one, so that whatever befalls the device reaches it.
-fn reserve_batch<S: Store>(store: &mut S, spec: &JobSpec, device: DeviceId) {
-    let tenant = store.model(spec.model).map_or(TenantId(0), |model| model.tenant);
-    for request in spec.requests() {
-        if store.request(request).is_some_and(|request| request.device.is_none())
-            && let Some(found) = store.request_mut(request)
-        {
-            found.state = RequestState::Running;
-            found.device = Some(device);
-            store.grow_kv(device, request, tenant, 0);
-        }
-    }
-    for growth in spec.growth.iter().filter(|growth| growth.blocks > 0) {
-        store.grow_kv(device, growth.request, tenant, growth.blocks);
+        sequences::grow(store, &spec, device);
     }
 }
 
@@ -352,8 +356,12 @@ fn cancel<S: Store>(store: &mut S, id: JobId) -> Result<Effect, GmgError> {
             segment.state = StoredState::Cancelled;
         }
     });
+    let broken = job.is_broken();
     if !job.is_dispatched() {
         free_activations(store, id);
+    }
+    if broken {
+        sever(store, id);
     }
     Ok(Effect::None)
 }
@@ -369,25 +377,11 @@ fn retire<S: Store>(store: &mut S, id: JobId) -> Result<Effect, GmgError> {
     Ok(Effect::None)
 }
 
-fn refuse_request_in_use<S: Store>(store: &S, request: RequestId, device: DeviceId) -> Result<(), GmgError> {
-    let lanes = store.cluster().devices().get(device.index()).map_or(0, |device| device.spec.lanes);
-    for index in 0..lanes {
-        let Some(lane) = store.lane(LaneId::new(device, index)) else { continue };
-        for entry in lane.queue() {
-            let uses = store.job(entry.job).is_some_and(|job| job.spec.requests().any(|used| used == request));
-            if uses {
-                return Err(GmgError::RequestInUse { request, job: entry.job });
-            }
-        }
-    }
-    Ok(())
-}
-
 fn retire_request<S: Store>(store: &mut S, id: RequestId) -> Result<Effect, GmgError> {
     let device = store.request(id).ok_or(GmgError::NoSuchRequest(id))?.device;
     if let Some(device) = device {
-        refuse_request_in_use(store, id, device)?;
-        store.release_kv(device, id);
+        sequences::refuse_in_use(store, id, device)?;
+        sequences::release(store, id, device);
     }
     store.remove_request(id);
     Ok(Effect::None)
@@ -410,9 +404,9 @@ fn release_kv<S: Store>(store: &mut S, id: RequestId, device: DeviceId) -> Resul
     if let Some(on) = request.device.filter(|&on| on != device) {
         return Err(GmgError::SequenceElsewhere { request: id, on, to: device });
     }
-    refuse_request_in_use(store, id, device)?;
+    sequences::refuse_in_use(store, id, device)?;
     store.memory(device).ok_or(GmgError::NoSuchDevice(device, store.statics().lost.len()))?;
-    store.release_kv(device, id);
+    sequences::release(store, id, device);
     if let Some(request) = store.request_mut(id) {
         request.state = RequestState::Waiting;
         request.device = None;

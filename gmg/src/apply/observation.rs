@@ -9,6 +9,8 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::gang::{cancel_pending, sever};
+use super::sequences;
 use crate::apply::{complete, free_activations};
 use crate::delta::{Divergence, Effect};
 use crate::id::{DeviceId, JobId, LaneId, ModelId};
@@ -110,7 +112,7 @@ fn end_requests<S: Store>(store: &mut S, ended: &[Ended]) -> Option<Divergence> 
         request.state = RequestState::Done;
         request.produced = produced;
         if let Some(device) = request.device.take() {
-            store.release_kv(device, id);
+            sequences::release(store, id, device);
         }
     }
     divergence
@@ -146,6 +148,10 @@ fn recalled<S: Store>(
         complete(store, id);
     } else if fate == Fate::Drop && was_on_lane {
         start_over(store, id);
+    }
+    let broken = |job: &Job| job.gang.as_ref().is_some_and(|gang| gang.broken);
+    if store.job(id).is_some_and(broken) && cancel_pending(store, id) {
+        sever(store, id);
     }
     odd
 }
@@ -189,6 +195,9 @@ fn failed<S: Store>(store: &mut S, id: JobId, lane: LaneId, at: Nanos) -> Option
         odd = odd.or(left);
     }
     free_activations(store, id);
+    if store.job(id).is_some_and(Job::is_broken) {
+        sever(store, id);
+    }
     odd
 }
 
@@ -203,6 +212,8 @@ fn device_lost<S: Store>(store: &mut S, device: DeviceId) -> Option<Divergence> 
     let Some(memory) = store.memory(device) else { return Some(Divergence::UnknownDevice(device)) };
     let (layout, sequences) = (*memory.layout(), memory.kv().sequences());
     for id in sequences {
+        let home = store.request(id).and_then(|request| request.device);
+        sequences::release(store, id, home.unwrap_or(device));
         if let Some(request) = store.request_mut(id) {
             request.state = RequestState::Waiting;
             request.device = None;
@@ -245,4 +256,5 @@ fn lose<S: Store>(store: &mut S, id: JobId, device: DeviceId) {
             segment.state = StoredState::Lost;
         }
     });
+    sever(store, id);
 }

@@ -76,8 +76,10 @@ pub(super) fn graph(draft: OpGraphBuilder, checked: &Checked) -> Result<OpGraph,
     let weight_bytes: Bytes =
         weights.map(|(stored, tensor)| tensor.bytes(&crate::shape::Binding::new()).times(repeats(stored))).sum();
 
+    let exchanges = stored.iter().any(|op| matches!(op.kind, OpKind::Collective(_)));
     let mut graph = OpGraph {
         name: draft.name,
+        exchanges,
         symbols: draft.symbols,
         used_symbols,
         segments: numbering.segments,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::id::{ModelId, RequestId, TenantId, TransferId};
+use crate::id::{DeviceId, ModelId, RequestId, TenantId, TransferId};
 use crate::memory::{BestFit, ByteKind, KvPool, Ledger, Region};
 use crate::units::Bytes;
 
@@ -244,6 +244,10 @@ impl DeviceMemory {
             self.ledger.add(ByteKind::Kv, self.layout.kv_block.times(u64::from(blocks)));
         }
         grown
+    }
+
+    pub(crate) fn add_kv_part(&mut self, request: RequestId, device: DeviceId) {
+        Arc::make_mut(&mut self.kv).add_part(request, device);
     }
 
     pub(crate) fn release_kv(&mut self, request: RequestId) -> u32 {

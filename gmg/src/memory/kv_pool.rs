@@ -1,6 +1,8 @@
 //! Blocks of KV cache and the block tables of sequences.
 
-use crate::id::{RequestId, TenantId};
+use smallvec::SmallVec;
+
+use crate::id::{DeviceId, RequestId, TenantId};
 use crate::id_map::IdMap;
 
 /// A pool of equal blocks on one device. Every block is free or in the table of one sequence.
@@ -20,6 +22,7 @@ pub struct KvPool {
 struct Sequence {
     tenant: TenantId,
     table: Vec<u32>,
+    parts: SmallVec<[DeviceId; 1]>,
 }
 
 impl KvPool {
@@ -59,10 +62,11 @@ impl KvPool {
         if blocks > self.free_blocks() {
             return false;
         }
-        let sequence = self
-            .sequences
-            .entry(request)
-            .or_insert_with(|| Sequence { tenant, table: Vec::with_capacity(blocks as usize) });
+        let sequence = self.sequences.entry(request).or_insert_with(|| Sequence {
+            tenant,
+            table: Vec::with_capacity(blocks as usize),
+            parts: SmallVec::new(),
+        });
         for _ in 0..blocks {
             let block = self.free.pop().unwrap_or_else(|| {
                 self.untouched += 1;
@@ -76,6 +80,21 @@ impl KvPool {
         }
         self.by_tenant[owner] += blocks;
         true
+    }
+
+    /// The devices that hold the parts of the other ranks of a sequence whose first part is here, from
+    /// rank 1 on; empty for a sequence in one part.
+    pub fn parts(&self, request: RequestId) -> &[DeviceId] {
+        self.sequences.get(&request).map_or(&[], |sequence| &sequence.parts)
+    }
+
+    /// The next rank's part of the sequence is on `device`. Nothing changes if one is there already.
+    pub fn add_part(&mut self, request: RequestId, device: DeviceId) {
+        if let Some(sequence) = self.sequences.get_mut(&request)
+            && !sequence.parts.contains(&device)
+        {
+            sequence.parts.push(device);
+        }
     }
 
     /// Frees every block of a sequence and returns how many there were.

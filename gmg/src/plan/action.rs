@@ -112,6 +112,14 @@ pub enum Action {
         /// With what right of way.
         rank: Rank,
     },
+    /// Run the jobs of a gang that does not exist yet, one lane each, by rank, each on a device of its
+    /// own: all of them, or none.
+    RunGang {
+        /// The jobs and their lanes.
+        members: Vec<(JobSpec, LaneId)>,
+        /// With what right of way, all of them.
+        rank: Rank,
+    },
     /// Take a dispatched job back at its next operator boundary.
     Recall {
         /// The job.
@@ -278,7 +286,7 @@ impl Action {
     /// Sets the right of way. Actions without one stay as they are.
     #[must_use]
     pub fn with_rank(mut self, right_of_way: Rank) -> Self {
-        if let Self::Run { rank, .. } | Self::FormBatch { rank, .. } = &mut self {
+        if let Self::Run { rank, .. } | Self::RunGang { rank, .. } | Self::FormBatch { rank, .. } = &mut self {
             *rank = right_of_way;
         }
         self

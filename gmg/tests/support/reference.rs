@@ -74,6 +74,9 @@ impl Job {
     fn is_done(&self) -> bool {
         self.all(|op| matches!(op, Op::Done(_)))
     }
+    fn is_broken(&self) -> bool {
+        self.any(|op| matches!(op, Op::Failed | Op::Cancelled | Op::Lost))
+    }
     fn on_lane(&self) -> bool {
         self.any(|op| op.lane().is_some())
     }
@@ -285,6 +288,9 @@ impl Reference {
             }
             Intent::SubmitJob(spec) => {
                 let (_, template) = self.check_job(spec)?;
+                if spec.after.iter().any(|id| self.jobs.get(id).is_some_and(Job::is_broken)) {
+                    return None;
+                }
                 let unfinished = |id: &JobId| self.jobs.get(id).is_some_and(|job| !job.is_done());
                 let waits = spec.after.iter().copied().filter(unfinished).collect();
                 let ops = vec![Op::Pending; template.op_count() as usize];
@@ -296,8 +302,8 @@ impl Reference {
                 self.jobs.insert(JobId { slot, generation: self.slots[slot as usize] }, job);
             }
             Intent::Dispatch { job, ops, lane, rank } => self.dispatch(*job, ops.clone(), *lane, *rank)?,
-            Intent::Cancel { job } => {
-                let job = self.jobs.get_mut(job)?;
+            Intent::Cancel { job: id } => {
+                let job = self.jobs.get_mut(id)?;
                 for op in &mut job.ops {
                     if matches!(op, Op::Pending | Op::Lost) {
                         *op = Op::Cancelled;
@@ -306,6 +312,7 @@ impl Reference {
                 if !job.on_lane() {
                     job.arena = None;
                 }
+                self.sever(*id);
             }
             Intent::Retire { job: id } => {
                 let job = self.jobs.get(id)?;
@@ -471,6 +478,22 @@ impl Reference {
             job.ops[op as usize] = Op::Dispatched(lane);
         }
         Some(())
+    }
+
+    /// What comes after a job that will never be done is cancelled.
+    fn sever(&mut self, id: JobId) {
+        if !self.jobs[&id].is_broken() {
+            return;
+        }
+        let waiting: Vec<_> = self.jobs.iter().filter(|(_, job)| job.waits.contains(&id)).map(|(&id, _)| id).collect();
+        for id in waiting {
+            let Some(job) = self.jobs.get_mut(&id) else { continue };
+            let pending = job.any(|op| op == Op::Pending);
+            job.ops.iter_mut().filter(|op| **op == Op::Pending).for_each(|op| *op = Op::Cancelled);
+            if pending {
+                self.sever(id);
+            }
+        }
     }
 
     fn in_use(&self, request: RequestId) -> bool {

@@ -43,7 +43,7 @@ impl Experts {
         }
         let miss = (u128::from(ONE) * u128::from(total.saturating_sub(u64::from(self.top))) / u128::from(total)) as u64;
         let hit = ONE - power(miss, tokens);
-        Bytes((u128::from(all.get()) * u128::from(hit) >> 32) as u64)
+        Bytes(((u128::from(all.get()) * u128::from(hit)) >> 32) as u64)
     }
 }
 

@@ -73,6 +73,7 @@ impl Reference {
                 }
                 job.arena = None;
                 self.lanes.values_mut().for_each(|queue| queue.retain(|(job, _, _)| job != id));
+                self.sever(*id);
                 expected
             }
             Event::WeightsLoaded { model, device, .. } => {
@@ -150,6 +151,8 @@ impl Reference {
                 }
             }
         }
+        let lost: Vec<_> = self.jobs.iter().filter(|(_, job)| job.is_broken()).map(|(&id, _)| id).collect();
+        lost.into_iter().for_each(|job| self.sever(job));
         self.lanes.iter_mut().filter(|(lane, _)| lane.device == id).for_each(|(_, queue)| queue.clear());
         true
     }
