@@ -26,6 +26,18 @@ pub enum GraphError {
         /// How many there can be.
         most: u64,
     },
+    /// A model that does not come out even on its ranks.
+    #[error("graph \"{graph}\": {count} {what} do not come out even on {ranks} ranks: expected a multiple")]
+    Shard {
+        /// The graph.
+        graph: String,
+        /// What is to be cut.
+        what: &'static str,
+        /// How many there are.
+        count: u64,
+        /// How many ranks.
+        ranks: u32,
+    },
     /// The graph has too many symbols of its own.
     #[error(
         "graph \"{graph}\": symbol \"{symbol}\" is one too many: expected at most {most}, the standard ones included"

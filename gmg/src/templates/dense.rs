@@ -2,11 +2,41 @@
 
 use std::borrow::Cow;
 
+use super::decoder::{decoder, norm, project, project_back, rows};
 use crate::dtype::DType;
-use crate::graph::{GraphError, OpGraph, OpGraphBuilder, TensorRef};
+use crate::graph::{GraphError, OpGraph};
 use crate::semantics::OpKind;
-use crate::shape::{CONTEXT, SEQUENCES, Shape, TOKENS};
 use crate::units::Bytes;
+
+/// Which part of a model one rank has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shard {
+    /// Ranks over which heads, feed-forward columns and vocabulary are spread. The ranks of a stage
+    /// are consecutive.
+    pub tensor_ranks: u32,
+    /// Which run of layers.
+    pub stage: u32,
+    /// How many runs the layers are cut into.
+    pub stages: u32,
+}
+
+impl Shard {
+    /// All of the model.
+    pub const WHOLE: Self = Self { tensor_ranks: 1, stage: 0, stages: 1 };
+
+    /// Ranks of the whole model.
+    pub const fn ranks(self) -> u32 {
+        self.tensor_ranks.saturating_mul(self.stages)
+    }
+
+    pub(super) const fn is_first(self) -> bool {
+        self.stage == 0
+    }
+
+    pub(super) const fn is_last(self) -> bool {
+        self.stage + 1 == self.stages
+    }
+}
 
 /// The configuration of a dense decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +75,10 @@ pub struct DenseSpec {
     pub norm_epsilon: f32,
     /// The longest sequence that the model was trained for, in tokens.
     pub max_context: u32,
+    /// True if each head of queries and keys is normalized before its rotation.
+    pub qk_norm: bool,
+    /// The part of the model that is meant. All numbers above are those of the whole.
+    pub shard: Shard,
 }
 
 impl DenseSpec {
@@ -67,6 +101,8 @@ impl DenseSpec {
             rope_theta: 500_000.0,
             norm_epsilon: 1e-5,
             max_context: 8192,
+            qk_norm: false,
+            shard: Shard::WHOLE,
         }
     }
 
@@ -106,6 +142,36 @@ impl DenseSpec {
             kv_heads: 40,
             intermediate: 13_824,
             ..Self::llama2_7b()
+        }
+    }
+
+    /// Code Llama 34B, `BF16`: 33,743,970,304 parameters.
+    pub fn codellama_34b() -> Self {
+        Self {
+            name: "codellama-34b".into(),
+            layers: 48,
+            hidden: 8192,
+            heads: 64,
+            intermediate: 22_016,
+            vocab: 32_000,
+            rope_theta: 1_000_000.0,
+            max_context: 16_384,
+            ..Self::llama3_8b()
+        }
+    }
+
+    /// Yi 34B, `BF16`: 34,388,917,248 parameters.
+    pub fn yi_34b() -> Self {
+        Self {
+            name: "yi-34b".into(),
+            layers: 60,
+            hidden: 7168,
+            heads: 56,
+            intermediate: 20_480,
+            vocab: 64_000,
+            rope_theta: 5_000_000.0,
+            max_context: 4096,
+            ..Self::llama3_8b()
         }
     }
 
@@ -156,54 +222,147 @@ impl DenseSpec {
         self
     }
 
+    /// One rank's part of this model when it is spread over `ranks` ranks: attention heads and the
+    /// columns of the feed-forward network go one part to each, as does the vocabulary; norms are
+    /// on all. With more ranks than KV heads, several ranks have the same ones.
+    #[must_use]
+    pub fn tensor_parallel(mut self, ranks: u32) -> Self {
+        self.shard.tensor_ranks = ranks;
+        self
+    }
+
+    /// The stages of this model when its layers are cut into `stages` runs of consecutive ones, of
+    /// equal length or, for the first `layers % stages` of them, one more. The first stage has the
+    /// embedding, the last one the head.
+    #[must_use]
+    pub fn pipeline(&self, stages: u32) -> Vec<Self> {
+        let of = |stage| {
+            let name = format!("{} stage {}/{stages}", self.name, stage + 1).into();
+            Self { name, shard: Shard { stage, stages, ..self.shard }, ..self.clone() }
+        };
+        (0..stages).map(of).collect()
+    }
+
+    pub(super) fn check(&self) -> Result<(), GraphError> {
+        let Shard { tensor_ranks, stage, stages } = self.shard;
+        let refuse =
+            |what, count: u64, ranks| Err(GraphError::Shard { graph: self.name.to_string(), what, count, ranks });
+        if tensor_ranks == 0 || stage >= stages || stages > self.layers {
+            return refuse("layers, in stages", u64::from(self.layers), stages.saturating_mul(tensor_ranks));
+        }
+        let ranks = u64::from(tensor_ranks);
+        let parts = [
+            ("heads", u64::from(self.heads)),
+            ("feed-forward columns", self.intermediate),
+            ("tokens of the vocabulary", self.vocab),
+        ];
+        match parts.into_iter().find(|(_, count)| !count.is_multiple_of(ranks)) {
+            Some((what, count)) => refuse(what, count, tensor_ranks),
+            None if !self.kv_heads.is_multiple_of(tensor_ranks)
+                && !tensor_ranks.is_multiple_of(self.kv_heads.max(1)) =>
+            {
+                refuse("KV heads", u64::from(self.kv_heads), tensor_ranks)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The layers of this rank.
+    pub fn own_layers(&self) -> u32 {
+        let Shard { stage, stages, .. } = self.shard;
+        let stages = stages.max(1);
+        self.layers / stages + u32::from(stage < self.layers % stages)
+    }
+
+    /// The number of the first layer of this rank in the whole model.
+    pub fn first_layer(&self) -> u32 {
+        let Shard { stage, stages, .. } = self.shard;
+        let stages = stages.max(1);
+        stage.saturating_mul(self.layers / stages) + stage.min(self.layers % stages)
+    }
+
+    pub(super) fn own_heads(&self) -> u32 {
+        self.heads / self.shard.tensor_ranks.max(1)
+    }
+
+    pub(super) fn own_kv_heads(&self) -> u32 {
+        let kv_heads = self.kv_heads / self.shard.tensor_ranks.max(1);
+        if self.kv_heads == 0 { 0 } else { kv_heads.max(1) }
+    }
+
+    pub(super) fn own_intermediate(&self) -> u64 {
+        self.intermediate / u64::from(self.shard.tensor_ranks.max(1))
+    }
+
+    pub(super) fn own_vocab(&self) -> u64 {
+        self.vocab / u64::from(self.shard.tensor_ranks.max(1))
+    }
+
     /// Elements of the queries, and of the keys and values of one token and layer.
-    fn attention_widths(&self) -> (u64, u64) {
+    pub(super) fn attention_widths(&self) -> (u64, u64) {
         let head_dim = u64::from(self.head_dim);
-        (u64::from(self.heads) * head_dim, (u64::from(self.kv_heads) * head_dim).saturating_mul(2))
+        let keys_and_values = (u64::from(self.own_kv_heads()) * head_dim).saturating_mul(2);
+        (u64::from(self.own_heads()) * head_dim, keys_and_values)
     }
 
-    /// Elements of the matrices of one layer, and of all the norms.
-    fn layer_parameters(&self) -> u64 {
+    /// Elements of the attention matrices of one layer.
+    fn attention_parameters(&self) -> u64 {
         let (queries, keys_and_values) = self.attention_widths();
-        let attention = queries.saturating_mul(2).saturating_add(keys_and_values);
-        attention.saturating_add(self.intermediate.saturating_mul(3)).saturating_mul(self.hidden)
+        queries.saturating_mul(2).saturating_add(keys_and_values).saturating_mul(self.hidden)
     }
 
-    fn norm_parameters(&self) -> u64 {
-        u64::from(self.layers).saturating_mul(2).saturating_add(1).saturating_mul(self.hidden)
+    /// Elements of all norms.
+    pub(super) fn norm_parameters(&self) -> u64 {
+        let heads = if self.qk_norm { u64::from(self.head_dim).saturating_mul(2) } else { 0 };
+        let layer = self.hidden.saturating_mul(2).saturating_add(heads);
+        let last = if self.shard.is_last() { self.hidden } else { 0 };
+        u64::from(self.own_layers()).saturating_mul(layer).saturating_add(last)
     }
 
-    fn table_parameters(&self) -> u64 {
-        self.vocab.saturating_mul(self.hidden)
+    /// Elements of all copies of the embedding table that this rank has.
+    pub(super) fn table_parameters(&self) -> u64 {
+        let (first, last) = (self.shard.is_first(), self.shard.is_last());
+        let tables = u64::from(first) + u64::from(last && !first && self.tied_embeddings);
+        self.own_vocab().saturating_mul(self.hidden).saturating_mul(tables)
     }
 
-    /// Elements of the matrices besides the embedding table.
-    fn matrix_parameters(&self) -> u64 {
-        let head = if self.tied_embeddings { 0 } else { self.table_parameters() };
-        self.layer_parameters().saturating_mul(u64::from(self.layers)).saturating_add(head)
+    /// Elements of all matrices but the embedding table, if the feed-forward network of a layer has
+    /// `feed_forward` of them.
+    pub(super) fn matrix_parameters(&self, feed_forward: u64) -> u64 {
+        let head = self.shard.is_last() && !self.tied_embeddings;
+        let head = if head { self.own_vocab().saturating_mul(self.hidden) } else { 0 };
+        let layer = self.attention_parameters().saturating_add(feed_forward);
+        layer.saturating_mul(u64::from(self.own_layers())).saturating_add(head)
     }
 
-    /// The number of parameters; tied embeddings count once.
+    fn feed_forward_parameters(&self) -> u64 {
+        self.own_intermediate().saturating_mul(3).saturating_mul(self.hidden)
+    }
+
+    /// The number of parameters of this rank; tied embeddings count once where first and last layer
+    /// are on one rank.
     pub fn parameters(&self) -> u64 {
-        let matrices = self.matrix_parameters().saturating_add(self.table_parameters());
+        let matrices = self.matrix_parameters(self.feed_forward_parameters()).saturating_add(self.table_parameters());
         matrices.saturating_add(self.norm_parameters())
     }
 
-    /// The size of all weights.
+    /// The size of all weights of this rank.
     pub fn weight_bytes(&self) -> Bytes {
-        let (matrices, table) = (self.dtype.bytes(self.matrix_parameters()), self.table_parameters());
-        matrices + self.embedding_dtype.bytes(table) + plain(self.dtype).bytes(self.norm_parameters())
+        let matrices = self.matrix_parameters(self.feed_forward_parameters());
+        self.dtype.bytes(matrices)
+            + self.embedding_dtype.bytes(self.table_parameters())
+            + plain(self.dtype).bytes(self.norm_parameters())
     }
 
-    /// KV bytes of one token over all layers.
+    /// KV bytes of one token over all layers of this rank.
     pub fn kv_bytes_per_token(&self) -> Bytes {
         let (_, keys_and_values) = self.attention_widths();
-        self.kv_dtype.bytes(keys_and_values).times(u64::from(self.layers))
+        self.kv_dtype.bytes(keys_and_values).times(u64::from(self.own_layers()))
     }
 }
 
 /// `dtype`, or `F32` in place of a quantized or integer type.
-fn plain(dtype: DType) -> DType {
+pub(super) fn plain(dtype: DType) -> DType {
     if dtype.is_float() && dtype.block_elements() == 1 { dtype } else { DType::F32 }
 }
 
@@ -222,93 +381,23 @@ fn plain(dtype: DType) -> DType {
 /// is `[(heads + 2 * kv_heads) * head_dim, hidden]` with queries, keys and values in this order,
 /// and `layers.7.mlp.gate_up.weight` is `[2 * intermediate, hidden]` with the gate first.
 ///
+/// A rank of several has its part of the heads, columns and vocabulary; a stage of several begins with
+/// `receive` or ends with `send`, and only the first takes `token_ids`, only the last `logit_rows`.
+///
 /// # Errors
 ///
-/// A specification that no model can have, such as heads that the KV heads do not divide.
+/// A specification that no model can have, such as heads that the KV heads do not divide; a shard that
+/// does not come out even.
 pub fn dense(spec: &DenseSpec) -> Result<OpGraph, GraphError> {
-    let mut graph = OpGraph::builder(&spec.name);
-    let token_ids = graph.input("token_ids", DType::U32, Shape::vector(TOKENS));
-    let positions = graph.input("positions", DType::U32, Shape::vector(TOKENS));
-    let logit_rows = graph.input("logit_rows", DType::U32, Shape::vector(SEQUENCES));
-
-    let table = graph.weight("embed.weight", spec.embedding_dtype, Shape::matrix(spec.vocab, spec.hidden));
-    let embedded = rows(&mut graph, spec, "embedded", spec.hidden);
-    graph.op("embed", OpKind::Embedding, &[token_ids, table], &[embedded]);
-
-    let [last] = graph.repeat("layers", spec.layers, [embedded], |block, [x]| {
-        let h = attention(block, spec, x, positions);
-        [feed_forward(block, spec, h)]
-    });
-
-    let emitted = |graph: &mut OpGraphBuilder, name, columns| {
-        graph.activation(name, spec.activation_dtype, Shape::matrix(SEQUENCES, columns))
-    };
-    let selected = emitted(&mut graph, "selected", spec.hidden);
-    graph.op("gather", OpKind::Gather, &[last, logit_rows], &[selected]);
-    let normed = emitted(&mut graph, "normed", spec.hidden);
-    norm(&mut graph, spec, "norm", selected, normed);
-    let head = if spec.tied_embeddings {
-        table
-    } else {
-        graph.weight("lm_head.weight", spec.dtype, Shape::matrix(spec.vocab, spec.hidden))
-    };
-    let logits = emitted(&mut graph, "logits", spec.vocab);
-    graph.op("lm_head", OpKind::MatMul, &[normed, head], &[logits]);
-    let next_ids = graph.output("next_ids", DType::U32, Shape::vector(SEQUENCES));
-    graph.op("sample", OpKind::Sample, &[logits], &[next_ids]);
-    graph.build()
-}
-
-fn attention(block: &mut OpGraphBuilder, spec: &DenseSpec, x: TensorRef, positions: TensorRef) -> TensorRef {
-    let &DenseSpec { heads, kv_heads, head_dim, .. } = spec;
-    let (queries, keys_and_values) = spec.attention_widths();
-    let kv = block.kv_cache("kv", spec.kv_dtype, Shape::matrix(CONTEXT, keys_and_values));
-    let normed = rows(block, spec, "attn.normed", spec.hidden);
-    norm(block, spec, "attn.norm", x, normed);
-    let fused =
-        project(block, spec, "attn.qkv", (normed, None), (spec.hidden, queries.saturating_add(keys_and_values)));
-    let rotated = rows(block, spec, "attn.queries", queries);
-    let rotary = OpKind::Rotary { heads, kv_heads, head_dim, theta: spec.rope_theta };
-    block.op("attn.rotary", rotary, &[fused, positions, kv], &[rotated]);
-    let attended = rows(block, spec, "attn.attended", queries);
-    block.op("attn.attend", OpKind::Attention { heads, kv_heads, head_dim }, &[rotated, kv], &[attended]);
-    project(block, spec, "attn.o", (attended, Some(x)), (queries, spec.hidden))
-}
-
-fn feed_forward(block: &mut OpGraphBuilder, spec: &DenseSpec, h: TensorRef) -> TensorRef {
-    let normed = rows(block, spec, "mlp.normed", spec.hidden);
-    norm(block, spec, "mlp.norm", h, normed);
-    let gate_up =
-        project(block, spec, "mlp.gate_up", (normed, None), (spec.hidden, spec.intermediate.saturating_mul(2)));
-    let activated = rows(block, spec, "mlp.activated", spec.intermediate);
-    block.op("mlp.swiglu", OpKind::SwiGlu, &[gate_up], &[activated]);
-    project(block, spec, "mlp.down", (activated, Some(h)), (spec.intermediate, spec.hidden))
-}
-
-fn rows(graph: &mut OpGraphBuilder, spec: &DenseSpec, name: &str, columns: u64) -> TensorRef {
-    graph.activation(name, spec.activation_dtype, Shape::matrix(TOKENS, columns))
-}
-
-fn norm(graph: &mut OpGraphBuilder, spec: &DenseSpec, name: &str, x: TensorRef, y: TensorRef) {
-    let weight = graph.weight(&format!("{name}.weight"), plain(spec.dtype), Shape::vector(spec.hidden));
-    graph.op(name, OpKind::RmsNorm { epsilon: spec.norm_epsilon }, &[x, weight], &[y]);
-}
-
-/// A matrix product from `depth` to `columns` elements, plus the residual.
-fn project(
-    graph: &mut OpGraphBuilder,
-    spec: &DenseSpec,
-    name: &str,
-    (x, residual): (TensorRef, Option<TensorRef>),
-    (depth, columns): (u64, u64),
-) -> TensorRef {
-    let weight = graph.weight(&format!("{name}.weight"), spec.dtype, Shape::matrix(columns, depth));
-    let y = rows(graph, spec, &format!("{name}.out"), columns);
-    match residual {
-        None => graph.op(name, OpKind::MatMul, &[x, weight], &[y]),
-        Some(residual) => graph.op(name, OpKind::MatMul, &[x, weight, residual], &[y]),
-    };
-    y
+    decoder(spec, |block, h| {
+        let width = spec.own_intermediate();
+        let normed = rows(block, spec, "mlp.normed", spec.hidden);
+        norm(block, spec, "mlp.norm", h, normed);
+        let gate_up = project(block, spec, "mlp.gate_up", (normed, None), (spec.hidden, width.saturating_mul(2)));
+        let activated = rows(block, spec, "mlp.activated", width);
+        block.op("mlp.swiglu", OpKind::SwiGlu, &[gate_up], &[activated]);
+        project_back(block, spec, "mlp.down", activated, h, width)
+    })
 }
 
 #[cfg(test)]

@@ -2,16 +2,18 @@
 
 use super::*;
 use crate::semantics::OpCost;
-use crate::shape::Binding;
+use crate::shape::{Binding, CONTEXT};
 use crate::units::Flops;
 
-fn specs() -> [DenseSpec; 7] {
+fn specs() -> [DenseSpec; 9] {
     [
         DenseSpec::llama3_8b(),
         DenseSpec::llama3_70b(),
         DenseSpec::llama2_7b(),
         DenseSpec::llama2_13b(),
         DenseSpec::smollm2_135m(),
+        DenseSpec::codellama_34b(),
+        DenseSpec::yi_34b(),
         DenseSpec::tiny(),
         DenseSpec::llama3_8b().with_dtype(DType::Q4_0),
     ]
@@ -20,7 +22,8 @@ fn specs() -> [DenseSpec; 7] {
 #[test]
 fn parameter_counts_are_the_published_ones() {
     // The totals that the checkpoints' safetensors metadata states.
-    let published = [8_030_261_248, 70_553_706_496, 6_738_415_616, 13_015_864_320, 134_515_008];
+    let published =
+        [8_030_261_248, 70_553_706_496, 6_738_415_616, 13_015_864_320, 134_515_008, 33_743_970_304, 34_388_917_248];
     for (spec, published) in specs().into_iter().zip(published) {
         assert_eq!(spec.parameters(), published, "{}", spec.name);
         assert_eq!(dense(&spec).unwrap().parameters(), published, "{}", spec.name);

@@ -1,0 +1,82 @@
+//! Against published figures and hand calculations.
+
+use super::*;
+use crate::semantics::OpCost;
+use crate::shape::{Binding, PAIRS};
+use crate::units::Flops;
+
+#[test]
+fn parameter_counts_are_the_published_ones() {
+    // The totals of the checkpoints' safetensors metadata, 109,482,240 and 22,713,216; the second
+    // one includes the 384 * 384 + 384 of a pooling layer that sentence-transformers does not use.
+    for (spec, published) in
+        [(EncoderSpec::bert_base(), 109_482_240), (EncoderSpec::all_minilm_l6_v2(), 22_713_216 - 147_840)]
+    {
+        assert_eq!(spec.parameters(), published, "{}", spec.name);
+        let graph = encoder(&spec).unwrap();
+        assert_eq!(graph.parameters(), published, "{}", spec.name);
+        assert_eq!(graph.weight_bytes(), spec.weight_bytes(), "{}", spec.name);
+    }
+    let pooled = EncoderSpec { pooling: Pooling::First, ..EncoderSpec::all_minilm_l6_v2() };
+    assert_eq!(encoder(&pooled).unwrap().parameters(), 22_713_216);
+}
+
+#[test]
+fn costs_are_those_of_a_hand_calculation() {
+    let graph = encoder(&EncoderSpec::all_minilm_l6_v2()).unwrap();
+    // Two sequences of 10 and 20 tokens: 30 rows, 100 + 400 pairs.
+    let batch = Binding::new().bind(TOKENS, 30).bind(SEQUENCES, 2).bind(PAIRS, 500);
+    let cost = |name: &str| graph.op(graph.find_op(name).unwrap()).unwrap().cost(&batch);
+    assert_eq!(
+        cost("layers.4.attn.qkv"),
+        OpCost {
+            flops: Flops(2 * 30 * 384 * 1152 + 30 * 1152),
+            weights: Bytes(4 * (384 * 1152 + 1152)),
+            read: Bytes(4 * 30 * 384),
+            written: Bytes(4 * 30 * 1152),
+        }
+    );
+    assert_eq!(
+        cost("layers.4.attn.attend"),
+        OpCost {
+            flops: Flops(4 * 384 * 500),
+            weights: Bytes::ZERO,
+            read: Bytes(4 * 30 * 1152 + 4 * 2),
+            written: Bytes(4 * 30 * 384),
+        }
+    );
+    assert_eq!(
+        cost("layers.4.mlp.down"),
+        OpCost {
+            flops: Flops(2 * 30 * 1536 * 384 + 2 * 30 * 384),
+            weights: Bytes(4 * (1536 * 384 + 384)),
+            read: Bytes(4 * 30 * (1536 + 384)),
+            written: Bytes(4 * 30 * 384),
+        }
+    );
+    assert_eq!(cost("layers.4.mlp.norm").flops, Flops(7 * 30 * 384));
+    assert_eq!(cost("layers.4.mlp.gelu").flops, Flops(5 * 30 * 1536));
+    assert_eq!(cost("pool").flops, Flops(30 * 384 + 2 * 384));
+    assert_eq!(cost("normalize").flops, Flops(3 * 2 * 384));
+    assert_eq!(cost("embed.words").weights, Bytes(4 * 30 * 384));
+}
+
+#[test]
+fn the_total_is_the_sum_over_all_operators() {
+    for spec in [EncoderSpec::bert_base(), EncoderSpec::all_minilm_l6_v2(), EncoderSpec::tiny()] {
+        let graph = encoder(&spec).unwrap();
+        let batch = Binding::new().bind(TOKENS, 70).bind(SEQUENCES, 3).bind(PAIRS, 2000);
+        let mut sum = OpCost::default();
+        graph.ops().for_each(|op| sum += op.cost(&batch));
+        assert_eq!(graph.total_cost(&batch), sum, "{}", spec.name);
+    }
+}
+
+#[test]
+fn a_job_without_pairs_is_refused_since_attention_would_be_free() {
+    let graph = encoder(&EncoderSpec::tiny()).unwrap();
+    let error = graph.check_binding(&Binding::new().bind(TOKENS, 3).bind(SEQUENCES, 1)).unwrap_err();
+    assert!(error.to_string().contains("\"pairs\""), "{error}");
+    assert!(encoder(&EncoderSpec { heads: 5, ..EncoderSpec::tiny() }).is_err());
+    assert!(encoder(&EncoderSpec { heads: 0, ..EncoderSpec::tiny() }).is_err());
+}
