@@ -1,5 +1,6 @@
 //! From a plan to commands: what is stale is dropped, what remains is reserved.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -13,6 +14,9 @@ use crate::id::{JobId, LaneId};
 use crate::job::{JobSpec, StoredState};
 use crate::plan::{Accepted, Action, Command, Dropped, Launch, Plan, Rank, Work};
 use crate::view::GmgView;
+
+/// All operators, however many there are.
+const ALL: Range<u32> = 0..u32::MAX;
 
 pub(crate) fn accept(gmg: &mut Gmg, plan: Plan) -> Accepted {
     let mut accepted = Accepted::default();
@@ -78,6 +82,18 @@ fn try_existing(gmg: &mut Gmg, action: &Action, accepted: &mut Accepted) -> Resu
             }
             Ok(())
         }
+        Action::PrefetchOps { model, ref ops, device, source } => {
+            accepted.applied.push(gmg.apply(Intent::LoadOps { model, ops: ops.clone(), device, source })?);
+            let part = gmg.state().memory(device).and_then(|memory| memory.weight_part(model, ops));
+            let region = part.map(|part| part.region).ok_or(GmgError::WeightsAbsent { model, device })?;
+            accepted.commands.push(Command::PrefetchOps { model, ops: ops.clone(), device, source, region });
+            Ok(())
+        }
+        Action::EvictOps { model, ref ops, device } => {
+            accepted.applied.push(gmg.apply(Intent::EvictOps { model, ops: ops.clone(), device })?);
+            accepted.commands.push(Command::EvictOps { model, ops: ops.clone(), device });
+            Ok(())
+        }
         Action::EvictWeights { model, device } => {
             accepted.applied.push(gmg.apply(Intent::EvictWeights { model, device })?);
             accepted.commands.push(Command::EvictWeights { model, device });
@@ -100,7 +116,7 @@ fn refuse_new(gmg: &Gmg, spec: &JobSpec, lane: LaneId) -> Result<(), GmgError> {
     if refuse_job(gmg.state(), spec)?.exchanges() || spec.gang.is_some() {
         return Err(GangError::Alone.into());
     }
-    refuse_placement(gmg.state(), spec, lane, Part::FIRST)?;
+    refuse_placement(gmg.state(), spec, lane, &ALL, Part::FIRST)?;
     refuse_waiting(gmg, spec)
 }
 
@@ -120,7 +136,7 @@ fn refuse_gang(gmg: &Gmg, members: &[(JobSpec, LaneId)]) -> Result<(), GmgError>
     let shared = gang::shares_batch(members.iter().map(|(spec, _)| spec));
     for (rank, (spec, lane)) in (0u32..).zip(members) {
         let part = if shared { Part { rank, planned: true } } else { Part::FIRST };
-        refuse_placement(gmg.state(), spec, *lane, part)?;
+        refuse_placement(gmg.state(), spec, *lane, &ALL, part)?;
     }
     Ok(())
 }
@@ -164,7 +180,7 @@ fn run_gang(
 fn launch(
     gmg: &Gmg,
     id: JobId,
-    ops: std::ops::Range<u32>,
+    ops: Range<u32>,
     lane: LaneId,
     rank: Rank,
     accepted: &mut Accepted,

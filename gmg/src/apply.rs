@@ -3,9 +3,12 @@
 //! The code is generic over the store, so the live graph, a published copy that catches up and a
 //! branch go through the same transitions.
 
+mod containers;
 mod gang;
 mod intent;
 mod observation;
+mod residency;
+mod resync;
 mod sequences;
 
 pub(crate) use intent::{refuse_job, refuse_placement};

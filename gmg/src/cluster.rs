@@ -1,6 +1,7 @@
 //! Resources: nodes, devices, memories and the links between them.
 //!
-//! A [`Cluster`] is immutable: what is reserved, resident or running belongs to the layers above.
+//! A [`Cluster`] is immutable: what is reserved, resident or running belongs to the layers above. A
+//! link that fails or returns makes another cluster, with other routes and the same ids.
 //!
 //! # Example
 //!
@@ -41,7 +42,7 @@ pub use route::Route;
 
 use crate::id::{DeviceId, LaneId, LinkId, NodeId};
 use crate::units::{Bandwidth, Bytes, Nanos};
-use route::Routes;
+use route::{Routes, Vertices};
 
 /// A place that bytes can be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -133,7 +134,9 @@ pub struct Cluster {
     nodes: Vec<Node>,
     devices: Vec<Device>,
     links: Vec<Link>,
-    topology: DiGraph<Vertex, LinkId>,
+    topology: Arc<DiGraph<Vertex, LinkId>>,
+    vertices: Arc<Vertices>,
+    failed: Vec<bool>,
     routes: Routes,
 }
 
@@ -199,6 +202,26 @@ impl Cluster {
             Endpoint::Device(device) => Some(self.device(device)?.spec.memory),
             Endpoint::Host(node) => Some(self.node(node)?.host_memory),
         }
+    }
+
+    /// True if the link does not carry anything at present.
+    pub fn is_failed(&self, link: LinkId) -> bool {
+        self.failed.get(link.index()).copied().unwrap_or(false)
+    }
+
+    /// This cluster with `link` failed or working, and routes that go around what has failed. The same
+    /// ids. [`None`] if there is no such link or it is in that state already.
+    /// O(nodes² + devices²/nodes + links), as building it.
+    #[must_use]
+    pub fn with_link(&self, link: LinkId, failed: bool) -> Option<Self> {
+        if self.failed.get(link.index()).copied()? == failed {
+            return None;
+        }
+        let mut changed = self.clone();
+        changed.failed[link.index()] = failed;
+        let Self { nodes, topology, links, vertices, failed, .. } = &changed;
+        changed.routes = Routes::of(nodes, topology, links, vertices, failed);
+        Some(changed)
     }
 
     /// The links from one place to another: the fewest hops, then the highest bottleneck

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId, Version};
+use crate::id::{ContainerId, DeviceId, JobId, LaneId, LinkId, ModelId, RequestId, TenantId, TransferId, Version};
 use crate::job::JobSpec;
 use crate::memory::DeviceLayout;
 use crate::plan::{Event, Rank, Source};
@@ -48,6 +48,25 @@ pub enum Intent {
         model: Arc<Model>,
         /// Its devices.
         container: Arc<Container>,
+    },
+    /// Enter the stages of a model of a tenant, each a model, and the container that holds them.
+    AddPipeline {
+        /// The tenant.
+        tenant: TenantId,
+        /// The stages, in order.
+        stages: Arc<[Arc<Model>]>,
+        /// Its devices, in a [`Layout::Pipeline`](crate::tenant::Layout::Pipeline) of as many stages.
+        container: Arc<Container>,
+    },
+    /// Enter a further model, of any tenant, into a container that is there: from then on its tenant
+    /// is at home on the container's devices.
+    ShareContainer {
+        /// The tenant.
+        tenant: TenantId,
+        /// The model.
+        model: Arc<Model>,
+        /// The container, not a pipeline.
+        container: ContainerId,
     },
     /// Enter a request.
     Submit(NewRequest),
@@ -109,6 +128,34 @@ pub enum Intent {
     EvictWeights {
         /// The model.
         model: ModelId,
+        /// Where.
+        device: DeviceId,
+    },
+    /// Let the weights of a model go as soon as what uses them has ended; nothing new may use them.
+    /// The world says when they are gone: [`Event::WeightsEvicted`].
+    DrainWeights {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+    },
+    /// Reserve a slot for the weights of some operators of a model, which are about to be copied.
+    LoadOps {
+        /// The model.
+        model: ModelId,
+        /// The operators.
+        ops: Range<u32>,
+        /// Where to.
+        device: DeviceId,
+        /// Where from.
+        source: Source,
+    },
+    /// Free the weights of operators that were loaded together.
+    EvictOps {
+        /// The model.
+        model: ModelId,
+        /// The operators, as they were loaded.
+        ops: Range<u32>,
         /// Where.
         device: DeviceId,
     },
@@ -179,6 +226,8 @@ pub enum Effect {
     Tenant(TenantId),
     /// A model and its container were entered.
     Model(ModelId, ContainerId),
+    /// The stages of a model, one model each, and their container were entered.
+    Stages(Range<u32>, ContainerId),
     /// A request was entered.
     Request(RequestId),
     /// A job was entered.
@@ -220,6 +269,33 @@ pub enum Divergence {
     /// A device that does not exist.
     #[error("{0} was reported lost, but does not exist")]
     UnknownDevice(DeviceId),
+    /// A link that does not exist, or was in that state already.
+    #[error("{link} was reported {what}, which it could not become")]
+    UnexpectedLink {
+        /// The link.
+        link: LinkId,
+        /// What was reported.
+        what: &'static str,
+    },
+    /// The graph said something else about a device than whoever runs it. It says the same now.
+    #[error(
+        "{device} was out of date: {recalled} operators were not on its lanes, {jobs} jobs had no activations, {models} \
+         models no weights and {sequences} sequences no blocks there; {unknown} reported things were not known"
+    )]
+    OutOfDate {
+        /// The first device of which that is so.
+        device: DeviceId,
+        /// Operators that went back to pending.
+        recalled: u32,
+        /// Jobs that start over.
+        jobs: u32,
+        /// Models, or parts of them, that are absent now.
+        models: u32,
+        /// Sequences that are gone.
+        sequences: u32,
+        /// Things that were reported and are not in the graph.
+        unknown: u32,
+    },
 }
 
 /// A delta that was applied.

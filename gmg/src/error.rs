@@ -46,6 +46,31 @@ pub enum GmgError {
         /// Whose it is.
         container: ContainerId,
     },
+    /// A container whose devices do not make whole replicas.
+    #[error(
+        "the container of tenant {tenant:?} has {devices} devices: expected a multiple of {ranks}, the ranks of a replica"
+    )]
+    UnevenContainer {
+        /// Whose container.
+        tenant: Arc<str>,
+        /// How many devices it has.
+        devices: usize,
+        /// How many a replica takes.
+        ranks: u32,
+    },
+    /// The container is not laid out for what it is to hold.
+    #[error("the container of tenant {tenant:?} is laid out as {found:?}: expected {expected}")]
+    WrongLayout {
+        /// Whose container.
+        tenant: Arc<str>,
+        /// Its layout.
+        found: crate::tenant::Layout,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// The container is unknown.
+    #[error("{0} does not exist")]
+    NoSuchContainer(ContainerId),
     /// A model that its container cannot hold.
     #[error(
         "tenant {tenant:?}: model {model} needs {weights} of weights on {device}, which has {available} for weights \
@@ -137,6 +162,28 @@ pub enum GmgError {
         model: ModelId,
         /// Where.
         device: DeviceId,
+    },
+    /// The weights of these operators are not there.
+    #[error("the weights of operators {}..{} of {model} are not on {device}: {state:?}", ops.start, ops.end)]
+    OpsAbsent {
+        /// The model.
+        model: ModelId,
+        /// The operators.
+        ops: Range<u32>,
+        /// Where they are needed.
+        device: DeviceId,
+        /// What is there.
+        state: crate::memory::Residency,
+    },
+    /// The model does not have these operators.
+    #[error("operators {}..{} of {model} do not exist, it has {count}", ops.start, ops.end)]
+    NoSuchModelOps {
+        /// The model.
+        model: ModelId,
+        /// The operators asked for.
+        ops: Range<u32>,
+        /// How many it has.
+        count: u32,
     },
     /// The weights are in use by a dispatched job.
     #[error("the weights of {model} on {device} are in use by {job}")]

@@ -353,6 +353,27 @@ impl OpGraph {
         self.weight_bytes
     }
 
+    /// The weights that the operators `ops` read, ascending by id, each once. O(operators in the range
+    /// and their weights).
+    pub fn weights_of(&self, ops: Range<u32>) -> impl Iterator<Item = TensorView<'_>> {
+        let ops = ops.start..ops.end.min(self.op_count);
+        let mut ids: Vec<TensorId> = ops
+            .flat_map(|op| self.view(OpIndex(op)).weights().map(|view| view.id).collect::<SmallVec<[_; 4]>>())
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.into_iter().filter_map(|id| self.tensor(id))
+    }
+
+    /// The size of the weights that the operators `ops` read; one that several of them use counts
+    /// once.
+    pub fn weight_bytes_of(&self, ops: Range<u32>) -> Bytes {
+        if ops.start == 0 && ops.end >= self.op_count {
+            return self.weight_bytes;
+        }
+        self.weights_of(ops).map(|view| view.bytes(&Binding::new())).sum()
+    }
+
     /// The number of weight elements: the parameter count of the model.
     pub fn parameters(&self) -> u64 {
         self.weights().map(|view| view.tensor.shape.fixed_elements().unwrap_or(0)).sum()

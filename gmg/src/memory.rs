@@ -18,6 +18,7 @@ mod device;
 mod kv_pool;
 mod ledger;
 mod orders;
+mod parts;
 mod reclaim;
 
 pub use best_fit::BestFit;
@@ -25,6 +26,7 @@ pub use device::{DeviceLayout, DeviceMemory, WeightState};
 pub use kv_pool::KvPool;
 pub use ledger::{ByteKind, Ledger};
 pub use orders::{MayExceed, NotBefore, Orders, Step};
+pub use parts::{Residency, WeightPart};
 pub use reclaim::{Lent, Reclaim, ReclaimTimes, reclaim_order, time_to_free};
 
 use crate::units::Bytes;

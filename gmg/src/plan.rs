@@ -10,6 +10,6 @@ mod forecast;
 mod ports;
 
 pub use action::{Accepted, Action, BatchLimits, Command, Dropped, Fate, Launch, Plan, Rank, Source, Work};
-pub use event::{Ended, Event, Failure};
+pub use event::{DeviceReport, Ended, Event, Failure};
 pub use forecast::{Forecast, MemoryForecast, RunForecast, Shortage, Slice};
 pub use ports::{Clock, Continuation, Observer, Question, WhatIf, WhatIfError, World, WorldError};

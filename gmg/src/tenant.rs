@@ -150,13 +150,31 @@ pub enum Layout {
     /// A whole model on each device.
     #[default]
     Replicas,
+    /// Models whose heads and columns are spread over so many consecutive devices; the template and
+    /// the weights of such a [`Model`] are those of one rank.
+    Tensor(u32),
+    /// Models whose layers are cut into so many stages, each a [`Model`] of its own: the first on the
+    /// first device, the second on the second, and around again for the next replica.
+    Pipeline(u32),
 }
 
-/// Devices reserved for one tenant.
+impl Layout {
+    /// Devices of one replica.
+    pub const fn ranks(self) -> u32 {
+        match self {
+            Self::Replicas => 1,
+            Self::Tensor(ranks) | Self::Pipeline(ranks) => ranks,
+        }
+    }
+}
+
+/// Devices reserved for one tenant, or for several that share them as a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
     /// The tenant; set when the container joins a graph.
     pub tenant: TenantId,
+    /// Other tenants whose models it holds as well. All of them are at home on its devices.
+    pub sharers: Vec<TenantId>,
     /// Its devices, ascending.
     pub devices: Vec<DeviceId>,
     /// How the model lies on them.
@@ -169,6 +187,35 @@ impl Container {
         let mut devices: Vec<_> = devices.into_iter().map(DeviceId).collect();
         devices.sort_unstable();
         devices.dedup();
-        Self { tenant: TenantId(0), devices, layout: Layout::Replicas }
+        Self { tenant: TenantId(0), sharers: Vec::new(), devices, layout: Layout::Replicas }
+    }
+
+    /// A replica of the model on every `ranks` consecutive devices.
+    pub fn tensor(devices: impl IntoIterator<Item = u32>, ranks: u32) -> Self {
+        Self { layout: Layout::Tensor(ranks), ..Self::replicas(devices) }
+    }
+
+    /// A replica of the model, one stage per device, on every `stages` consecutive devices.
+    pub fn pipeline(devices: impl IntoIterator<Item = u32>, stages: u32) -> Self {
+        Self { layout: Layout::Pipeline(stages), ..Self::replicas(devices) }
+    }
+
+    /// Which rank of its replica `device` has; [`None`] if it is not of this container.
+    pub fn rank_of(&self, device: DeviceId) -> Option<u32> {
+        let place = self.devices.binary_search(&device).ok()?;
+        Some(place as u32 % self.layout.ranks().max(1))
+    }
+
+    /// The devices of the replica that `device` belongs to, by rank; empty if it is not of this
+    /// container.
+    pub fn replica_of(&self, device: DeviceId) -> &[DeviceId] {
+        let ranks = self.layout.ranks().max(1) as usize;
+        let place = self.devices.binary_search(&device).ok();
+        place.and_then(|place| self.devices.chunks(ranks).nth(place / ranks)).unwrap_or_default()
+    }
+
+    /// True if `tenant` is at home here.
+    pub fn is_home_of(&self, tenant: TenantId) -> bool {
+        self.tenant == tenant || self.sharers.contains(&tenant)
     }
 }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::cluster::Cluster;
 use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, OpIndex, RequestId, TenantId, Version};
 use crate::job::{Job, OpState};
-use crate::memory::{DeviceMemory, WeightState};
+use crate::memory::{DeviceMemory, Residency, WeightState};
 use crate::plan::Rank;
 use crate::request::Request;
 use crate::snapshot::Branch;
@@ -121,10 +121,21 @@ pub trait GmgView: sealed::Sealed {
         self.models().get(id.index()).map(|model| &**model)
     }
 
-    /// The tenant that a device is reserved for.
+    /// The tenant that a device is reserved for; of a pool, the first of those that share it.
     fn owner(&self, device: DeviceId) -> Option<TenantId> {
         let container = self.container_of(device)?;
         self.containers().get(container.index()).map(|container| container.tenant)
+    }
+
+    /// True if `tenant` is at home on `device`: its own, or of a pool that it shares.
+    fn is_home(&self, tenant: TenantId, device: DeviceId) -> bool {
+        let container = self.container_of(device).and_then(|id| self.containers().get(id.index()));
+        container.is_some_and(|container| container.is_home_of(tenant))
+    }
+
+    /// Whether the operators `ops` of `model` find their weights on `device`.
+    fn residency(&self, model: ModelId, ops: &Range<u32>, device: DeviceId) -> Residency {
+        self.memory(device).map_or(Residency::Absent, |memory| memory.residency(model, ops))
     }
 
     /// True if work of `model` could run on `device` now.
@@ -134,7 +145,7 @@ pub trait GmgView: sealed::Sealed {
 
     /// The rank of work of `tenant` on `device`.
     fn rank(&self, tenant: TenantId, device: DeviceId) -> Rank {
-        let owner = self.owner(device) == Some(tenant);
+        let owner = self.is_home(tenant, device);
         let latency = self.tenant(tenant).is_some_and(Tenant::is_latency_sensitive);
         match (owner, latency) {
             (true, true) => Rank::OwnerLatency,

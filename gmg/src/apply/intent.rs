@@ -5,20 +5,22 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::containers;
 use super::gang::{sever, submit_gang};
+use super::residency::{self, refuse_weights};
 use super::sequences::{self, Part};
 use crate::apply::free_activations;
 use crate::delta::{Effect, Intent, NewRequest};
 use crate::error::GmgError;
 use crate::gang::GangError;
 use crate::graph::OpGraph;
-use crate::id::{ContainerId, DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId};
+use crate::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId};
 use crate::job::{Job, JobSpec, Segments, StoredState};
 use crate::memory::{DeviceLayout, DeviceMemory, WeightState};
 use crate::plan::{Rank, Source};
 use crate::request::{Request, RequestState};
 use crate::state::Store;
-use crate::tenant::{Container, Model, Tenant};
+use crate::tenant::Tenant;
 use crate::units::Bytes;
 use crate::view::LaneEntry;
 
@@ -27,7 +29,13 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
     match intent {
         Intent::LayOut { device, layout } => lay_out(store, *device, *layout),
         Intent::AddTenant(tenant) => add_tenant(store, tenant),
-        Intent::AddModel { tenant, model, container } => add_model(store, *tenant, model, container),
+        Intent::AddModel { tenant, model, container } => containers::add_model(store, *tenant, model, container),
+        Intent::AddPipeline { tenant, stages, container } => {
+            containers::add_pipeline(store, *tenant, stages, container)
+        }
+        Intent::ShareContainer { tenant, model, container } => {
+            containers::share_container(store, *tenant, model, *container)
+        }
         Intent::Submit(request) => submit(store, request),
         Intent::SubmitJob(spec) => submit_job(store, spec),
         Intent::SubmitGang(specs) => submit_gang(store, specs),
@@ -39,6 +47,11 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
         Intent::ReleaseKv { request, device } => release_kv(store, *request, *device),
         Intent::LoadWeights { model, device, source } => load_weights(store, *model, *device, *source),
         Intent::EvictWeights { model, device } => evict_weights(store, *model, *device),
+        Intent::DrainWeights { model, device } => residency::drain_weights(store, *model, *device),
+        Intent::LoadOps { model, ops, device, source } => {
+            residency::load_ops(store, (*model, ops.clone()), *device, *source)
+        }
+        Intent::EvictOps { model, ops, device } => residency::evict_ops(store, (*model, ops.clone()), *device),
         Intent::ReserveStaging { transfer, device, bytes } => reserve_staging(store, *transfer, *device, *bytes),
         Intent::ReleaseStaging { transfer, device } => release_staging(store, *transfer, *device),
         Intent::ReserveExternal { device, bytes } => {
@@ -58,12 +71,12 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
     }
 }
 
-fn memory<S: Store>(store: &mut S, device: DeviceId) -> Result<&mut DeviceMemory, GmgError> {
+pub(super) fn memory<S: Store>(store: &mut S, device: DeviceId) -> Result<&mut DeviceMemory, GmgError> {
     let devices = store.statics().lost.len();
     store.memory_mut(device).ok_or(GmgError::NoSuchDevice(device, devices))
 }
 
-fn usable_device<S: Store>(store: &S, device: DeviceId) -> Result<&DeviceMemory, GmgError> {
+pub(super) fn usable_device<S: Store>(store: &S, device: DeviceId) -> Result<&DeviceMemory, GmgError> {
     let memory = store.memory(device).ok_or(GmgError::NoSuchDevice(device, store.statics().lost.len()))?;
     if store.is_lost(device) {
         return Err(GmgError::DeviceLost(device));
@@ -94,49 +107,6 @@ fn add_tenant<S: Store>(store: &mut S, tenant: &Arc<Tenant>) -> Result<Effect, G
     let id = TenantId(store.tenants().len() as u32);
     store.statics_mut().tenants.push(tenant.clone());
     Ok(Effect::Tenant(id))
-}
-
-fn add_model<S: Store>(
-    store: &mut S,
-    tenant: TenantId,
-    model: &Arc<Model>,
-    container: &Arc<Container>,
-) -> Result<Effect, GmgError> {
-    let name = store.tenant(tenant).ok_or(GmgError::NoSuchTenant(tenant))?.name.clone();
-    if container.devices.is_empty() {
-        return Err(GmgError::EmptyContainer(name));
-    }
-    for (index, &device) in container.devices.iter().enumerate() {
-        let memory = usable_device(store, device)?;
-        if container.devices[..index].contains(&device) {
-            let container = ContainerId(store.containers().len() as u32);
-            return Err(GmgError::DeviceTaken { device, container });
-        }
-        if let Some(container) = store.container_of(device) {
-            return Err(GmgError::DeviceTaken { device, container });
-        }
-        if memory.weight_slots().largest_gap() < model.weights {
-            return Err(GmgError::ModelDoesNotFit {
-                tenant: name,
-                model: model.name.clone(),
-                weights: model.weights,
-                device,
-                available: memory.weight_slots().largest_gap(),
-                total: memory.layout().weights,
-            });
-        }
-    }
-    let (model_id, container_id) = (ModelId(store.models().len() as u32), ContainerId(store.containers().len() as u32));
-    for &device in &container.devices {
-        memory(store, device)?.reserve_weights(model_id, model.weights, WeightState::Resident);
-    }
-    let statics = store.statics_mut();
-    statics.models.push(Arc::new(Model { tenant, ..Model::clone(model) }));
-    statics.containers.push(Arc::new(Container { tenant, ..Container::clone(container) }));
-    for &device in &container.devices {
-        statics.container_of[device.index()] = Some(container_id);
-    }
-    Ok(Effect::Model(model_id, container_id))
 }
 
 fn submit<S: Store>(store: &mut S, request: &NewRequest) -> Result<Effect, GmgError> {
@@ -199,11 +169,17 @@ pub(super) fn enter_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>, template: 
 }
 
 /// Why a job of `spec` that was not placed before cannot be placed on `lane`.
-pub(crate) fn refuse_placement<S: Store>(store: &S, spec: &JobSpec, lane: LaneId, part: Part) -> Result<(), GmgError> {
+pub(crate) fn refuse_placement<S: Store>(
+    store: &S,
+    spec: &JobSpec,
+    lane: LaneId,
+    ops: &Range<u32>,
+    part: Part,
+) -> Result<(), GmgError> {
     let model = store.model(spec.model).ok_or(GmgError::NoSuchModel(spec.model))?;
     model.template.check_binding(&spec.binding)?;
     let activations = model.template.activation_bytes(&spec.binding);
-    let memory = refuse_activations(store, spec.model, activations, lane)?;
+    let memory = refuse_activations(store, (spec.model, ops), activations, lane)?;
     refuse_batch(store, spec, memory, lane.device, part)
 }
 
@@ -224,18 +200,19 @@ fn refuse_batch<S: Store>(
     spec.requests().try_for_each(|request| sequences::refuse_part(store, request, part, device))
 }
 
-/// Why a job that needs `activations` and has none cannot get them for `lane`.
-fn refuse_activations<S: Store>(
-    store: &S,
-    id: ModelId,
+/// Why a job that needs `activations` and has none cannot get them for operators of its model on
+/// `lane`.
+fn refuse_activations<'s, S: Store>(
+    store: &'s S,
+    (id, ops): (ModelId, &Range<u32>),
     activations: Bytes,
     lane: LaneId,
-) -> Result<&DeviceMemory, GmgError> {
+) -> Result<&'s DeviceMemory, GmgError> {
     let model = store.model(id).ok_or(GmgError::NoSuchModel(id))?;
     store.lane(lane).ok_or(GmgError::NoSuchLane(lane))?;
     let device = lane.device;
     let memory = usable_device(store, device)?;
-    refuse_weights(memory, id, model, device)?;
+    refuse_weights(memory, id, model, ops, device)?;
     let available = memory.arena().largest_gap();
     if activations > available {
         return Err(GmgError::NoMemory { device, what: "activations", wanted: activations, available });
@@ -259,11 +236,6 @@ fn refuse_sequences<S: Store>(store: &S, spec: &JobSpec, reserved: DeviceId, to:
         }
     }
     Ok(())
-}
-
-fn refuse_weights(memory: &DeviceMemory, id: ModelId, model: &Model, device: DeviceId) -> Result<(), GmgError> {
-    let resident = model.weights.is_zero() || memory.weight_state(id) == Some(WeightState::Resident);
-    if resident { Ok(()) } else { Err(GmgError::WeightsAbsent { model: id, device }) }
 }
 
 fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, rank: Rank) -> Result<Effect, GmgError> {
@@ -304,11 +276,11 @@ fn dispatch<S: Store>(store: &mut S, id: JobId, ops: Range<u32>, lane: LaneId, r
             store.lane(lane).ok_or(GmgError::NoSuchLane(lane))?;
             let memory = usable_device(store, lane.device)?;
             if let Some(model) = store.model(job.spec.model) {
-                refuse_weights(memory, job.spec.model, model, lane.device)?;
+                refuse_weights(memory, job.spec.model, model, &ops, lane.device)?;
             }
         }
         None => {
-            let memory = refuse_activations(store, job.spec.model, job.activations, lane)?;
+            let memory = refuse_activations(store, (job.spec.model, &ops), job.activations, lane)?;
             if job.kv_on.is_none() {
                 refuse_batch(store, &job.spec, memory, lane.device, Part::of(job))?;
             }
@@ -417,7 +389,7 @@ fn release_kv<S: Store>(store: &mut S, id: RequestId, device: DeviceId) -> Resul
 fn load_weights<S: Store>(store: &mut S, id: ModelId, device: DeviceId, source: Source) -> Result<Effect, GmgError> {
     let bytes = store.model(id).ok_or(GmgError::NoSuchModel(id))?.weights;
     let target = usable_device(store, device)?;
-    if target.weight_state(id).is_some() {
+    if target.has_any_of(id, &(0..u32::MAX)) {
         return Err(GmgError::WeightsPresent { model: id, device });
     }
     let available = target.weight_slots().largest_gap();

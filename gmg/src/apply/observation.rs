@@ -6,14 +6,15 @@
 //! no report brings the tables into a state that no run can reach.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::gang::{cancel_pending, sever};
-use super::sequences;
+use super::{residency, resync, sequences};
 use crate::apply::{complete, free_activations};
 use crate::delta::{Divergence, Effect};
-use crate::id::{DeviceId, JobId, LaneId, ModelId};
+use crate::id::{DeviceId, JobId, LaneId, LinkId, ModelId};
 use crate::job::{Job, Segment, StoredState};
 use crate::plan::{Ended, Event, Fate};
 use crate::request::RequestState;
@@ -37,20 +38,28 @@ pub(crate) fn observe<S: Store>(store: &mut S, event: &Event) -> Effect {
         Event::Failed { job, lane, at, .. } => failed(store, *job, *lane, *at),
         Event::WeightsLoaded { model, device, .. } => weights_loaded(store, *model, *device),
         Event::DeviceLost { device, .. } => device_lost(store, *device),
+        Event::WeightsProgress { model, ops, device, loaded, .. } => {
+            residency::progress(store, (*model, ops), *device, *loaded)
+        }
+        Event::OpsLoaded { model, ops, device, .. } => residency::ops_loaded(store, (*model, ops), *device),
+        Event::WeightsEvicted { model, device, .. } => residency::evicted(store, *model, *device),
+        Event::LinkFailed { link, .. } => link_changed(store, *link, true),
+        Event::LinkReturned { link, .. } => link_changed(store, *link, false),
+        Event::Resync { devices, .. } => resync::resync(store, devices),
     };
     divergence.map_or(Effect::None, Effect::Diverged)
 }
 
 /// Operators that are said to have left a lane.
 #[derive(Clone, Copy)]
-struct Report<'a> {
-    job: JobId,
-    ops: &'a Range<u32>,
-    lane: LaneId,
+pub(super) struct Report<'a> {
+    pub(super) job: JobId,
+    pub(super) ops: &'a Range<u32>,
+    pub(super) lane: LaneId,
 }
 
 /// Takes those operators of the report that are on a lane off it and applies `change` to them.
-fn leave_lane<S: Store>(
+pub(super) fn leave_lane<S: Store>(
     store: &mut S,
     Report { job: id, ops, lane }: Report<'_>,
     what: &'static str,
@@ -156,7 +165,7 @@ fn recalled<S: Store>(
     odd
 }
 
-fn take_back(segment: &mut Segment) {
+pub(super) fn take_back(segment: &mut Segment) {
     segment.state = StoredState::Pending;
     segment.lane = None;
     (segment.start, segment.finish) = (Nanos::ZERO, Nanos::ZERO);
@@ -164,7 +173,7 @@ fn take_back(segment: &mut Segment) {
 
 /// Drops the activations of a job, and with them what it computed; not while some of its operators
 /// are on a lane, where they use them.
-fn start_over<S: Store>(store: &mut S, id: JobId) {
+pub(super) fn start_over<S: Store>(store: &mut S, id: JobId) {
     let Some(job) = store.job_mut(id).filter(|job| !job.is_dispatched()) else { return };
     let count = job.op_count();
     job.segments.update(0..count, |segment| {
@@ -199,6 +208,17 @@ fn failed<S: Store>(store: &mut S, id: JobId, lane: LaneId, at: Nanos) -> Option
         sever(store, id);
     }
     odd
+}
+
+/// Routes go around what has failed.
+fn link_changed<S: Store>(store: &mut S, link: LinkId, failed: bool) -> Option<Divergence> {
+    match store.cluster().with_link(link, failed) {
+        Some(cluster) => {
+            store.statics_mut().cluster = Arc::new(cluster);
+            None
+        }
+        None => Some(Divergence::UnexpectedLink { link, what: if failed { "failed" } else { "returned" } }),
+    }
 }
 
 fn weights_loaded<S: Store>(store: &mut S, model: ModelId, device: DeviceId) -> Option<Divergence> {

@@ -155,8 +155,10 @@ impl ClusterBuilder {
             wiring.connect(one, other, link.bandwidth, link.latency, link.both_ways);
         }
         let Wiring { topology, links, vertices } = wiring;
-        let routes = Routes::of(&nodes, &topology, &links, &vertices);
-        Ok(Cluster { nodes, devices, links, topology, routes })
+        let failed = vec![false; links.len()];
+        let routes = Routes::of(&nodes, &topology, &links, &vertices, &failed);
+        let (topology, vertices) = (Arc::new(topology), Arc::new(vertices));
+        Ok(Cluster { nodes, devices, links, topology, vertices, failed, routes })
     }
 
     fn check(&self) -> Result<HashMap<&str, NodeId>, ClusterError> {

@@ -66,9 +66,15 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    pub(super) fn of(nodes: &[Node], topology: &DiGraph<Vertex, LinkId>, links: &[Link], vertices: &Vertices) -> Self {
+    pub(super) fn of(
+        nodes: &[Node],
+        topology: &DiGraph<Vertex, LinkId>,
+        links: &[Link],
+        vertices: &Vertices,
+        failed: &[bool],
+    ) -> Self {
         let mut routes = Self::default();
-        let mut search = Search::new(topology, links);
+        let mut search = Search::new(topology, links, failed);
         for node in nodes {
             let inside = |vertex: Vertex| match vertex {
                 Vertex::Device(device) => node.devices.contains(&device.0),
@@ -137,7 +143,7 @@ fn place(cluster: &Cluster, endpoint: Endpoint) -> Option<(&Node, usize)> {
 }
 
 /// Where the endpoints are in the topology.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Vertices {
     pub(super) devices: Vec<NodeIndex>,
     pub(super) hosts: Vec<NodeIndex>,
@@ -156,13 +162,14 @@ struct Label {
 struct Search<'t> {
     topology: &'t DiGraph<Vertex, LinkId>,
     links: &'t [Link],
+    failed: &'t [bool],
     labels: Vec<Option<Label>>,
     reached: Vec<NodeIndex>,
 }
 
 impl<'t> Search<'t> {
-    fn new(topology: &'t DiGraph<Vertex, LinkId>, links: &'t [Link]) -> Self {
-        Self { topology, links, labels: vec![None; topology.node_count()], reached: Vec::new() }
+    fn new(topology: &'t DiGraph<Vertex, LinkId>, links: &'t [Link], failed: &'t [bool]) -> Self {
+        Self { topology, links, failed, labels: vec![None; topology.node_count()], reached: Vec::new() }
     }
 
     fn run(&mut self, from: NodeIndex, enters: impl Fn(Vertex) -> bool) {
@@ -181,10 +188,10 @@ impl<'t> Search<'t> {
                 continue;
             };
             for edge in self.topology.edges(vertex) {
-                if !enters(self.topology[edge.target()]) {
+                let link = *edge.weight();
+                if !enters(self.topology[edge.target()]) || self.failed[link.index()] {
                     continue;
                 }
-                let link = *edge.weight();
                 let bandwidth = label.bandwidth.min(self.links[link.index()].bandwidth);
                 let found = Label { hops: label.hops + 1, bandwidth, by: Some((link, vertex)) };
                 let known = &mut self.labels[edge.target().index()];

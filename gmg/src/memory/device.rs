@@ -1,10 +1,11 @@
 //! The memory of one device.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::id::{DeviceId, ModelId, RequestId, TenantId, TransferId};
-use crate::memory::{BestFit, ByteKind, KvPool, Ledger, Region};
+use crate::memory::{BestFit, ByteKind, KvPool, Ledger, Region, WeightPart};
 use crate::units::Bytes;
 
 /// How the memory of a device is divided. The KV pool gets what the other parts leave.
@@ -65,6 +66,8 @@ pub enum WeightState {
     Loading,
     /// There, usable.
     Resident,
+    /// About to go: what uses them may end, nothing new may begin.
+    Evicting,
 }
 
 /// Everything that is reserved on one device.
@@ -87,6 +90,9 @@ pub struct DeviceMemory {
 struct Weights {
     slots: BestFit,
     models: BTreeMap<ModelId, (Region, WeightState)>,
+    /// What has arrived of whole models that are loading.
+    loaded: BTreeMap<ModelId, Bytes>,
+    parts: Vec<WeightPart>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +111,8 @@ impl DeviceMemory {
             weights: Arc::new(Weights {
                 slots: BestFit::new(Region { offset: Bytes::ZERO, bytes: layout.weights }),
                 models: BTreeMap::new(),
+                loaded: BTreeMap::new(),
+                parts: Vec::new(),
             }),
             staging: Arc::new(Staging { slots: BestFit::new(staging), transfers: BTreeMap::new() }),
             arena: BestFit::new(arena),
@@ -190,10 +198,73 @@ impl DeviceMemory {
         if self.weight_state(model) != Some(WeightState::Loading) {
             return false;
         }
-        if let Some((_, state)) = Arc::make_mut(&mut self.weights).models.get_mut(&model) {
+        let weights = Arc::make_mut(&mut self.weights);
+        weights.loaded.remove(&model);
+        if let Some((_, state)) = weights.models.get_mut(&model) {
             *state = WeightState::Resident;
         }
         true
+    }
+
+    pub(crate) fn drain_weights(&mut self, model: ModelId) -> bool {
+        match Arc::make_mut(&mut self.weights).models.get_mut(&model) {
+            Some((_, state @ WeightState::Resident)) => {
+                *state = WeightState::Evicting;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(super) fn loaded(&self, model: ModelId) -> Bytes {
+        self.weights.loaded.get(&model).copied().unwrap_or(Bytes::ZERO)
+    }
+
+    /// So many bytes of what is loading have arrived. False if nothing is, or fewer than before.
+    pub(crate) fn weights_progress(&mut self, model: ModelId, ops: &Range<u32>, loaded: Bytes) -> bool {
+        if let Some(&(region, WeightState::Loading)) = self.weights.models.get(&model) {
+            let grows = self.loaded(model) <= loaded;
+            if grows {
+                Arc::make_mut(&mut self.weights).loaded.insert(model, loaded.min(region.bytes));
+            }
+            return grows;
+        }
+        match self.part_mut(model, ops) {
+            Some(part) if part.state == WeightState::Loading && part.loaded <= loaded => {
+                part.loaded = loaded.min(part.region.bytes);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(super) fn parts(&self) -> &[WeightPart] {
+        &self.weights.parts
+    }
+
+    pub(crate) fn part_mut(&mut self, model: ModelId, ops: &Range<u32>) -> Option<&mut WeightPart> {
+        let parts = &mut Arc::make_mut(&mut self.weights).parts;
+        parts.iter_mut().find(|part| part.model == model && part.ops == *ops)
+    }
+
+    /// Reserves a slot for the weights of some operators. [`None`] if there is no room.
+    pub(crate) fn reserve_part(&mut self, model: ModelId, ops: Range<u32>, bytes: Bytes) -> Option<Region> {
+        let weights = Arc::make_mut(&mut self.weights);
+        let region = weights.slots.allocate(bytes)?;
+        let place = weights.parts.partition_point(|part| (part.model, part.ops.start) < (model, ops.start));
+        let part = WeightPart { model, ops, region, state: WeightState::Loading, loaded: Bytes::ZERO };
+        weights.parts.insert(place, part);
+        self.ledger.add(ByteKind::Weights, region.bytes);
+        Some(region)
+    }
+
+    pub(crate) fn release_part(&mut self, model: ModelId, ops: &Range<u32>) -> bool {
+        let found = |part: &WeightPart| part.model == model && part.ops == *ops;
+        let Some(place) = self.weights.parts.iter().position(found) else { return false };
+        let weights = Arc::make_mut(&mut self.weights);
+        let part = weights.parts.remove(place);
+        self.ledger.remove(ByteKind::Weights, part.region.bytes);
+        weights.slots.free(part.region)
     }
 
     pub(crate) fn release_weights(&mut self, model: ModelId) -> bool {
@@ -201,6 +272,7 @@ impl DeviceMemory {
         self.ledger.remove(ByteKind::Weights, region.bytes);
         let weights = Arc::make_mut(&mut self.weights);
         weights.models.remove(&model);
+        weights.loaded.remove(&model);
         weights.slots.free(region)
     }
 

@@ -141,6 +141,26 @@ pub enum Action {
         /// Where from.
         source: Source,
     },
+    /// Bring the weights of some operators of a model to a device.
+    PrefetchOps {
+        /// The model.
+        model: ModelId,
+        /// The operators.
+        ops: Range<u32>,
+        /// Where to.
+        device: DeviceId,
+        /// Where from.
+        source: Source,
+    },
+    /// Free the weights of operators that were loaded together.
+    EvictOps {
+        /// The model.
+        model: ModelId,
+        /// The operators.
+        ops: Range<u32>,
+        /// Where.
+        device: DeviceId,
+    },
     /// Free the weights of a model on a device.
     EvictWeights {
         /// The model.
@@ -239,6 +259,28 @@ pub enum Command {
         source: Source,
         /// Where they will lie.
         region: Region,
+    },
+    /// Copy the weights of some operators of a model to a device.
+    PrefetchOps {
+        /// The model.
+        model: ModelId,
+        /// The operators.
+        ops: Range<u32>,
+        /// Where to.
+        device: DeviceId,
+        /// Where from.
+        source: Source,
+        /// Where they will lie.
+        region: Region,
+    },
+    /// The weights of these operators are no longer needed on a device.
+    EvictOps {
+        /// The model.
+        model: ModelId,
+        /// The operators.
+        ops: Range<u32>,
+        /// Where.
+        device: DeviceId,
     },
     /// The weights of a model are no longer needed on a device.
     EvictWeights {

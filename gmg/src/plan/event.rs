@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::id::{DeviceId, JobId, LaneId, ModelId, RequestId};
+use crate::id::{DeviceId, JobId, LaneId, LinkId, ModelId, RequestId};
 use crate::plan::Fate;
-use crate::units::Nanos;
+use crate::units::{Bytes, Nanos};
 
 /// Why work failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,6 +30,21 @@ pub struct Ended {
     pub request: RequestId,
     /// Output tokens in all.
     pub produced: u32,
+}
+
+/// All that a device holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceReport {
+    /// The device.
+    pub device: DeviceId,
+    /// Operators on its lanes: lane, job, which.
+    pub queued: Vec<(LaneId, JobId, Range<u32>)>,
+    /// Jobs whose activations are there.
+    pub jobs: Vec<JobId>,
+    /// Models whose weights are there or on their way, whole or in part.
+    pub models: Vec<ModelId>,
+    /// Requests whose sequences are there.
+    pub sequences: Vec<RequestId>,
 }
 
 /// Something that happened in the world, in the order in which the graph may take it: an event
@@ -105,6 +120,63 @@ pub enum Event {
         /// When.
         at: Nanos,
     },
+    /// Some of the weights that are loading have arrived: of a whole model, or of operators that were
+    /// loaded together.
+    WeightsProgress {
+        /// The model.
+        model: ModelId,
+        /// The operators; all of them for a whole model.
+        ops: Range<u32>,
+        /// Where.
+        device: DeviceId,
+        /// How much is there, in all.
+        loaded: Bytes,
+        /// When.
+        at: Nanos,
+    },
+    /// The weights of operators that were loaded together have arrived.
+    OpsLoaded {
+        /// The model.
+        model: ModelId,
+        /// The operators.
+        ops: Range<u32>,
+        /// Where.
+        device: DeviceId,
+        /// When.
+        at: Nanos,
+    },
+    /// Weights that were to go are gone.
+    WeightsEvicted {
+        /// The model.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+        /// When.
+        at: Nanos,
+    },
+    /// A link carries nothing any more.
+    LinkFailed {
+        /// The link.
+        link: LinkId,
+        /// When.
+        at: Nanos,
+    },
+    /// A failed link carries data again.
+    LinkReturned {
+        /// The link.
+        link: LinkId,
+        /// When.
+        at: Nanos,
+    },
+    /// Whoever runs some devices says all that they hold. What the graph has there beyond that is no
+    /// more: operators go back to pending, jobs without activations start over, sequences are to be
+    /// recomputed, weights are absent.
+    Resync {
+        /// What the devices hold.
+        devices: Vec<DeviceReport>,
+        /// When.
+        at: Nanos,
+    },
     /// A device is gone, with everything on it.
     DeviceLost {
         /// The device.
@@ -129,6 +201,12 @@ impl Event {
             | Self::Recalled { at, .. }
             | Self::Failed { at, .. }
             | Self::WeightsLoaded { at, .. }
+            | Self::WeightsProgress { at, .. }
+            | Self::OpsLoaded { at, .. }
+            | Self::WeightsEvicted { at, .. }
+            | Self::LinkFailed { at, .. }
+            | Self::LinkReturned { at, .. }
+            | Self::Resync { at, .. }
             | Self::DeviceLost { at, .. }
             | Self::Timer { at } => at,
         }

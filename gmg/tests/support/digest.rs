@@ -39,6 +39,13 @@ struct JobDigest {
     dependents: Vec<JobId>,
 }
 
+impl Digest {
+    /// The same content, one delta later.
+    pub fn next_version(&mut self) {
+        self.version += 1;
+    }
+}
+
 pub fn digest(view: &impl GmgView) -> Digest {
     let mut ids = Vec::new();
     view.jobs(&mut ids);
