@@ -16,6 +16,7 @@ use crate::units::{Bytes, Nanos};
 
 /// A request that is to be entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct NewRequest {
     /// Who asks.
     pub tenant: TenantId,
@@ -28,7 +29,11 @@ pub struct NewRequest {
 }
 
 /// A wish.
+///
+/// The order of the variants is part of the serialized form. Those with models come last, since they
+/// are written in a form of their own.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Intent {
     /// Divide the memory of a device. Only before anything is reserved on it.
@@ -40,34 +45,6 @@ pub enum Intent {
     },
     /// Enter a tenant.
     AddTenant(Arc<Tenant>),
-    /// Enter a model of a tenant and the container that holds it, weights resident.
-    AddModel {
-        /// The tenant.
-        tenant: TenantId,
-        /// The model.
-        model: Arc<Model>,
-        /// Its devices.
-        container: Arc<Container>,
-    },
-    /// Enter the stages of a model of a tenant, each a model, and the container that holds them.
-    AddPipeline {
-        /// The tenant.
-        tenant: TenantId,
-        /// The stages, in order.
-        stages: Arc<[Arc<Model>]>,
-        /// Its devices, in a [`Layout::Pipeline`](crate::tenant::Layout::Pipeline) of as many stages.
-        container: Arc<Container>,
-    },
-    /// Enter a further model, of any tenant, into a container that is there: from then on its tenant
-    /// is at home on the container's devices.
-    ShareContainer {
-        /// The tenant.
-        tenant: TenantId,
-        /// The model.
-        model: Arc<Model>,
-        /// The container, not a pipeline.
-        container: ContainerId,
-    },
     /// Enter a request.
     Submit(NewRequest),
     /// Enter a job. Refused if one of [`JobSpec::after`] will never be done.
@@ -194,6 +171,37 @@ pub enum Intent {
         /// The device.
         device: DeviceId,
     },
+    /// Enter a model of a tenant and the container that holds it, weights resident.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    AddModel {
+        /// The tenant.
+        tenant: TenantId,
+        /// The model.
+        model: Arc<Model>,
+        /// Its devices.
+        container: Arc<Container>,
+    },
+    /// Enter the stages of a model of a tenant, each a model, and the container that holds them.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    AddPipeline {
+        /// The tenant.
+        tenant: TenantId,
+        /// The stages, in order.
+        stages: Arc<[Arc<Model>]>,
+        /// Its devices, in a [`Layout::Pipeline`](crate::tenant::Layout::Pipeline) of as many stages.
+        container: Arc<Container>,
+    },
+    /// Enter a further model, of any tenant, into a container that is there: from then on its tenant
+    /// is at home on the container's devices.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    ShareContainer {
+        /// The tenant.
+        tenant: TenantId,
+        /// The model.
+        model: Arc<Model>,
+        /// The container, not a pipeline.
+        container: ContainerId,
+    },
 }
 
 /// A change.
@@ -203,6 +211,71 @@ pub enum Delta {
     Intent(Intent),
     /// What happened.
     Observed(Event),
+}
+
+/// What is left of a change when the machine that planned it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Durability {
+    /// It is logged and replicated: tenants, models, requests, and who owns which memory.
+    Durable,
+    /// Whoever runs the work says it again: states of operators, times, progress.
+    Soft,
+}
+
+impl Delta {
+    /// Whether the change must outlive the machine that planned it.
+    ///
+    /// The durable deltas of a log, replayed alone, give a graph with the same tenants, models,
+    /// containers, layouts and links, the same weights on the same devices, and every request that was
+    /// not retired or rejected, waiting. A [`Resync`](Event::Resync) from each agent then brings it to
+    /// what is really held.
+    pub fn durability(&self) -> Durability {
+        use Durability::{Durable, Soft};
+        match self {
+            Self::Intent(intent) => match intent {
+                Intent::LayOut { .. }
+                | Intent::AddTenant(_)
+                | Intent::AddModel { .. }
+                | Intent::AddPipeline { .. }
+                | Intent::ShareContainer { .. }
+                | Intent::Submit(_)
+                | Intent::RetireRequest { .. }
+                | Intent::Reject { .. }
+                | Intent::LoadWeights { .. }
+                | Intent::EvictWeights { .. }
+                | Intent::DrainWeights { .. }
+                | Intent::LoadOps { .. }
+                | Intent::EvictOps { .. }
+                | Intent::ReturnDevice { .. } => Durable,
+                Intent::SubmitJob(_)
+                | Intent::SubmitGang(_)
+                | Intent::Dispatch { .. }
+                | Intent::Cancel { .. }
+                | Intent::Retire { .. }
+                | Intent::ReleaseKv { .. }
+                | Intent::ReserveStaging { .. }
+                | Intent::ReleaseStaging { .. }
+                | Intent::ReserveExternal { .. }
+                | Intent::ReleaseExternal { .. } => Soft,
+            },
+            Self::Observed(event) => match event {
+                Event::WeightsLoaded { .. }
+                | Event::OpsLoaded { .. }
+                | Event::WeightsEvicted { .. }
+                | Event::DeviceLost { .. }
+                | Event::LinkFailed { .. }
+                | Event::LinkReturned { .. } => Durable,
+                Event::Arrived { .. }
+                | Event::Started { .. }
+                | Event::Finished { .. }
+                | Event::Recalled { .. }
+                | Event::Failed { .. }
+                | Event::WeightsProgress { .. }
+                | Event::Resync { .. }
+                | Event::Timer { .. } => Soft,
+            },
+        }
+    }
 }
 
 impl From<Intent> for Delta {

@@ -29,6 +29,7 @@ use crate::semantics::Collective;
 
 /// A job's place in its gang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Gang {
     /// The job's number, from 0.
     pub rank: u32,

@@ -30,6 +30,7 @@ macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
         #[repr(transparent)]
         pub struct $name(pub $inner);
 
@@ -95,6 +96,7 @@ id! {
 
 /// An in-order queue on a device: a CUDA stream, an SM partition, a CPU worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LaneId {
     /// The device it runs on.
     pub device: DeviceId,
@@ -118,6 +120,7 @@ impl fmt::Display for LaneId {
 /// A job of the live graph. The slot is reused after the job is removed; the generation tells the
 /// old job from the new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct JobId {
     /// The slot in the job table.
     pub slot: u32,
@@ -144,6 +147,7 @@ pub struct OpId {
 /// a tenant. Two runs that make the same decisions give the same keys, so noise and tie-breaks are
 /// keyed by it and never by allocation order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct JobKey {
     /// The tenant's number.
     pub tenant: u32,

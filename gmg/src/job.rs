@@ -23,6 +23,7 @@ pub use segments::{Segment, Segments};
 
 /// Tokens of one request that an iteration computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Row {
     /// Whose tokens.
     pub request: RequestId,
@@ -36,6 +37,7 @@ pub struct Row {
 
 /// KV blocks that a request needs before a job may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct KvGrowth {
     /// Whose sequence grows.
     pub request: RequestId,
@@ -45,6 +47,7 @@ pub struct KvGrowth {
 
 /// What to run: a model's template with its dims bound.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct JobSpec {
     /// What the job is, whenever it is created.
     pub key: JobKey,
@@ -55,6 +58,7 @@ pub struct JobSpec {
     /// Not to start earlier.
     pub release: Nanos,
     /// Jobs that must be done first.
+    #[cfg_attr(feature = "serde", serde(with = "crate::wire::list"))]
     pub after: SmallVec<[JobId; 2]>,
     /// The batch, for iterations of a language model.
     pub rows: Vec<Row>,

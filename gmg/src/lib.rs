@@ -37,6 +37,7 @@
 //! | [`delta`], [`plan`] | every change; intent, forecast and the ports between the crates |
 //! | [`view`], [`snapshot`] | reading, publishing, branching |
 //! | [`memory`] | what lies where on a device |
+//! | [`content`], `wire` (feature `serde`) | a version as one number; deltas as bytes and as JSON |
 //! | [`live_graph`] | petgraph's algorithms on the live graph |
 //! | [`import`], [`export`] | other people's formats |
 
@@ -47,6 +48,7 @@ mod apply;
 #[cfg(feature = "chakra")]
 mod chakra;
 pub mod cluster;
+pub mod content;
 pub mod delta;
 pub mod dtype;
 pub mod error;
@@ -71,8 +73,10 @@ pub mod templates;
 pub mod tenant;
 pub mod units;
 pub mod view;
+#[cfg(feature = "serde")]
+pub mod wire;
 
-pub use delta::{Applied, Delta, Divergence, Effect, Intent};
+pub use delta::{Applied, Delta, Divergence, Durability, Effect, Intent};
 pub use error::GmgError;
 pub use gmg::Gmg;
 pub use snapshot::{Branch, Snapshot};

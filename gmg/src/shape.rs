@@ -230,6 +230,7 @@ impl fmt::Display for Shape {
 /// assert_eq!(batch.value(PAIRS), 512 * 513 / 2 + 100);
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Binding {
     values: [u64; Symbol::MAX],
     bound: u8,

@@ -132,6 +132,11 @@ impl State {
         Bytes((self.jobs.len() * size_of::<Slot>() + heap.sum::<usize>()) as u64)
     }
 
+    /// The ids of all requests, ascending.
+    pub(crate) fn request_ids(&self) -> Vec<RequestId> {
+        self.requests.ids().collect()
+    }
+
     pub(crate) fn statics_arc(&self) -> &Arc<Statics> {
         &self.statics
     }

@@ -8,6 +8,7 @@ use crate::units::{Bytes, Nanos};
 
 /// What a tenant is promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Class {
     /// Every request has due times ([`Slo`]).
     LatencySensitive,
@@ -17,6 +18,7 @@ pub enum Class {
 
 /// What others may do to a tenant on the tenant's own devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum LendingMode {
     /// Guests run only while the tenant has nothing to run, and leave at the next operator
     /// boundary when it has.
@@ -28,6 +30,7 @@ pub enum LendingMode {
 
 /// A service level: token `i` of a request is due at `arrival + ttft + i * tpot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Slo {
     /// Time to first token.
     pub ttft: Nanos,
@@ -44,6 +47,7 @@ impl Slo {
 
 /// One customer of the cluster.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Tenant {
     /// Its name, unique in a graph.
     pub name: Arc<str>,
@@ -145,6 +149,7 @@ impl Model {
 
 /// How a container uses its devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Layout {
     /// A whole model on each device.
@@ -170,6 +175,7 @@ impl Layout {
 
 /// Devices reserved for one tenant, or for several that share them as a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Container {
     /// The tenant; set when the container joins a graph.
     pub tenant: TenantId,

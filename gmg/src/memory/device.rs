@@ -10,6 +10,7 @@ use crate::units::Bytes;
 
 /// How the memory of a device is divided. The KV pool gets what the other parts leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DeviceLayout {
     /// Bytes that may be used in all; the rest is the driver's and the host's.
     pub usable: Bytes,

@@ -17,6 +17,7 @@ use crate::units::Nanos;
 /// Who goes first on a lane. A running entry yields, at the next operator boundary, to any entry
 /// of a strictly higher rank that is waiting on its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Rank {
     /// Best-effort work on somebody else's device.
     GuestBestEffort,
@@ -30,6 +31,7 @@ pub enum Rank {
 
 /// What becomes of the activations of work that is recalled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Fate {
     /// They stay; the job continues from where it was cut.
     #[default]
@@ -40,6 +42,7 @@ pub enum Fate {
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Source {
     /// Another device that has them.
     Device(DeviceId),

@@ -8,6 +8,7 @@ use crate::units::{Bytes, Nanos};
 
 /// Why work failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Failure {
     /// A kernel reported an error.
@@ -25,6 +26,7 @@ pub enum Failure {
 
 /// A request that got its last token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Ended {
     /// The request.
     pub request: RequestId,
@@ -34,6 +36,7 @@ pub struct Ended {
 
 /// All that a device holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DeviceReport {
     /// The device.
     pub device: DeviceId,
@@ -50,6 +53,7 @@ pub struct DeviceReport {
 /// Something that happened in the world, in the order in which the graph may take it: an event
 /// comes after the events that it depends on, whatever their times say.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Event {
     /// A request was submitted; the graph has it already.

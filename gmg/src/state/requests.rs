@@ -41,6 +41,16 @@ impl Requests {
         page.requests[(id.0 % PAGE) as usize].as_mut()
     }
 
+    /// The requests there are, ascending.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = RequestId> + '_ {
+        let page = |(number, page): (u64, &Page)| {
+            let live = page.requests.iter().map(Option::is_some).collect::<Vec<_>>();
+            let ids = (number * PAGE..).zip(live).filter(|&(_, live)| live).map(|(id, _)| RequestId(id));
+            ids.collect::<Vec<_>>()
+        };
+        (self.first..).zip(&self.pages).filter_map(|(number, page)| Some((number, &**page.as_ref()?))).flat_map(page)
+    }
+
     /// Enters, replaces or, with [`None`], removes a request.
     pub(crate) fn set(&mut self, id: RequestId, request: Option<&Request>) {
         match request {

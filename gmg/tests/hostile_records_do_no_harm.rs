@@ -1,0 +1,98 @@
+//! Whatever a record is said to be, reading it gives a delta or an error, in bounded memory.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by them, in its helpers too")]
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+
+use peak_alloc::PeakAlloc;
+use proptest::prelude::*;
+use slicescheduler_gmg::graph::OpGraph;
+use slicescheduler_gmg::wire::{self, LogReader};
+use support::stream::{Stream, steps};
+use support::{chain, diamond};
+
+#[global_allocator]
+static ALLOCATOR: PeakAlloc = PeakAlloc;
+
+/// Memory is that of the process, so measurements take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn templates() -> Vec<Arc<OpGraph>> {
+    vec![chain(), diamond()]
+}
+
+/// Bytes that a reader may take beside those it was given.
+const SPARE: usize = 4 << 20;
+
+fn survives(bytes: &[u8]) {
+    let templates = templates();
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let before = ALLOCATOR.current_usage();
+    ALLOCATOR.reset_peak_usage();
+    drop(wire::from_bytes(bytes, &templates[..]));
+    drop(wire::from_json(&String::from_utf8_lossy(bytes), &templates[..]));
+    LogReader::new(bytes, &templates[..]).for_each(drop);
+    let taken = ALLOCATOR.peak_usage().saturating_sub(before);
+    assert!(taken <= SPARE + 64 * bytes.len(), "{taken} bytes for {}", bytes.len());
+}
+
+#[test]
+fn lengths_that_lie_reserve_nothing() {
+    // A batch of jobs, a resync and a request list that claim 2^63 entries.
+    for kind in 0..24u8 {
+        for part in 0..2u8 {
+            let mut record = vec![1, part, kind];
+            for fill in [0u8, 1, 0xff] {
+                record.truncate(3);
+                record.extend([fill & 0x7f; 12]);
+                record.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
+                survives(&record);
+                record.extend([0xff; 40]);
+                survives(&record);
+            }
+        }
+    }
+    let deep = format!("{{\"version\":1,\"delta\":{}", "[".repeat(100_000));
+    survives(deep.as_bytes());
+}
+
+proptest! {
+    #![proptest_config(support::cases(300))]
+
+    #[test]
+    fn damaged_records_are_refused_or_read_and_never_more(
+        steps in steps(1..20),
+        cut in any::<prop::sample::Index>(),
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+        json in any::<bool>(),
+    ) {
+        let mut stream = Stream::default();
+        let gmg = support::gmg();
+        for step in steps {
+            let delta = &stream.next(step, gmg.state());
+            let mut record = if json { wire::to_json(delta).unwrap().into_bytes() } else { wire::to_bytes(delta).unwrap() };
+            record.truncate(cut.index(record.len() + 1));
+            for &(at, byte) in &flips {
+                if !record.is_empty() {
+                    let at = at.index(record.len());
+                    record[at] = byte;
+                }
+            }
+            let read = wire::from_bytes(&record, &templates()[..]);
+            // What can be read can be applied, or is refused; the graph stands either way.
+            if let Ok(delta) = read {
+                drop(support::gmg().apply(delta));
+            }
+            survives(&record);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        survives(&bytes);
+        let with_version: Vec<u8> = std::iter::once(1).chain(bytes).collect();
+        survives(&with_version);
+    }
+}
