@@ -258,6 +258,11 @@ impl Engine {
         }
     }
 
+    /// Bytes in use on `device` now.
+    pub fn in_use(&self, device: DeviceRef) -> Bytes {
+        self.devices.get(device.0 as usize).map_or(Bytes::ZERO, |device| device.state.total())
+    }
+
     /// The most bytes in use on `device` at one time.
     pub fn peak(&self, device: DeviceRef) -> Bytes {
         self.devices.get(device.0 as usize).map_or(Bytes::ZERO, Tracked::peak)

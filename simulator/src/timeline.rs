@@ -22,9 +22,11 @@ mod pieces;
 mod scratch;
 mod simulation;
 mod slices;
+mod unrolled;
 
 pub use outcome::{Outcome, Slack};
 pub use slices::Slices;
+pub use unrolled::{Continuations, TimelineMark, TimelineTrial, Unrolled};
 
 use std::sync::Arc;
 
@@ -69,6 +71,8 @@ pub struct Timeline {
     window: Nanos,
     /// What happens without any action, and the version and time it holds for.
     kept: Option<Outcome>,
+    /// By device: the version of the last delta that touched it.
+    touched: Vec<Version>,
 }
 
 impl Timeline {
@@ -79,7 +83,9 @@ impl Timeline {
 
     /// The forecast of the graph behind `view`.
     pub fn of(view: View<'_>, cost: Arc<dyn CostModel>, horizon: Horizon) -> Self {
-        Self { mirror: Mirror::new(view, cost), scratch: Scratch::default(), horizon, window: Nanos::ZERO, kept: None }
+        let mirror = Mirror::new(view, cost);
+        let touched = vec![mirror.version; mirror.devices.len()];
+        Self { mirror, scratch: Scratch::default(), horizon, window: Nanos::ZERO, kept: None, touched }
     }
 
     /// Says that it is `now`. What the graph calls dispatched without saying when is taken to be
@@ -267,7 +273,10 @@ impl WhatIf for Timeline {
             return Err(WhatIfError::Gap { seen, next: applied.version });
         }
         self.kept = None;
-        self.mirror.follow_costs();
+        if self.mirror.follow_costs() {
+            self.touched.fill(applied.version);
+        }
+        self.mirror.touched_by(applied, view).mark(&mut self.touched, applied.version);
         self.mirror.observe(applied, view, &mut self.scratch.engine);
         Ok(())
     }

@@ -9,6 +9,7 @@ mod bind;
 mod full;
 mod queue;
 mod support;
+mod unrolled;
 mod what_if;
 
 use slicescheduler_benches::{Target, print_and_write};
@@ -19,8 +20,13 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 type Rows = fn() -> Outcome<Vec<Target>>;
 
 /// The groups of rows, in the order in which they run.
-const GROUPS: [(&str, Rows); 4] =
-    [("bind", bind::rows), ("queue", queue::rows), ("full", full::rows), ("what-if", what_if::rows)];
+const GROUPS: [(&str, Rows); 5] = [
+    ("bind", bind::rows),
+    ("queue", queue::rows),
+    ("full", full::rows),
+    ("what-if", what_if::rows),
+    ("unrolled", unrolled::rows),
+];
 
 fn main() -> Outcome<()> {
     let chosen: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();

@@ -70,12 +70,32 @@ pub enum WorldError {
 ///
 /// Pure: the next job depends on the state and the job that ended only, never on a clock. Forecasts
 /// work on forks and leave the original alone.
-pub trait Continuation: Debug + Send {
+pub trait Continuation: Debug + Send + Sync {
     /// `finished` ended at `at`; the job that follows, or [`None`] if there is nothing to do.
     fn next(&mut self, finished: &JobSpec, at: Nanos) -> Option<JobSpec>;
 
     /// A copy with a life of its own.
     fn fork(&self) -> Box<dyn Continuation>;
+
+    /// A number that is equal for two states only if both go on alike, whatever ends when; or
+    /// [`None`] if that is not known. A forecast that comes to a state which it knows already, at the
+    /// same time and with the same work in flight, need not unroll it again. Whoever implements it
+    /// hashes everything that [`next`](Self::next) reads.
+    fn state_hash(&self) -> Option<u64> {
+        None
+    }
+
+    /// Remembers the state, to come back to it with [`rollback`](Self::rollback); [`None`] if this
+    /// continuation keeps no journal, and must be forked instead.
+    fn mark(&mut self) -> Option<u64> {
+        None
+    }
+
+    /// Goes back to a state that [`mark`](Self::mark) remembered, and forgets later marks. False,
+    /// with nothing changed, if there is no such mark.
+    fn rollback(&mut self, _mark: u64) -> bool {
+        false
+    }
 }
 
 /// What to forecast.

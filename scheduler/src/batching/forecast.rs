@@ -1,8 +1,10 @@
 //! Batching as a continuation: what a replica will submit next.
 
 use std::collections::VecDeque;
+use std::hash::{Hash, Hasher};
 
 use slicescheduler_gmg::id::ReplicaId;
+use slicescheduler_gmg::id_map::IdHasher;
 use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::plan::{BatchLimits, Continuation};
 use slicescheduler_gmg::units::Nanos;
@@ -62,5 +64,14 @@ impl Continuation for ReplicaForecast {
 
     fn fork(&self) -> Box<dyn Continuation> {
         Box::new(self.clone())
+    }
+
+    /// Not known with a prefix cache, which is too large to go through at every step.
+    fn state_hash(&self) -> Option<u64> {
+        let Self { id, state, waiting, options, limits, scratch: _ } = self;
+        let ReplicaState { device, model, running, cache: None, in_flight, iteration } = state else { return None };
+        let mut hasher = IdHasher::default();
+        (id, device, model, running, in_flight, iteration, waiting, options, limits).hash(&mut hasher);
+        Some(hasher.finish())
     }
 }

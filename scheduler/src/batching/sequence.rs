@@ -8,7 +8,7 @@ use slicescheduler_gmg::units::Nanos;
 
 /// The chained hashes of the full blocks of a prompt: equal hashes mean equal beginnings. Without
 /// them, and beyond them, the content of a sequence is its own.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockHashes(Option<Arc<[u64]>>);
 
 impl BlockHashes {
@@ -23,7 +23,7 @@ impl BlockHashes {
 }
 
 /// The progress of one request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sequence {
     /// The request.
     pub request: RequestId,

@@ -14,6 +14,9 @@ use super::{ScheduleError, Trial};
 /// Operators to be evaluated, the one that was to start first on top.
 type Queue = BinaryHeap<Reverse<(u64, u32)>>;
 
+/// More changes than this are spread over memory.
+const WARM_FROM: usize = 8;
+
 impl Trial<'_> {
     /// Computes what follows from the changes since the last settling. O(operators whose times
     /// change, and their neighbours); never much more than a sweep.
@@ -22,6 +25,9 @@ impl Trial<'_> {
     /// [`ScheduleError::Cycle`] if operators now wait for each other; then none of the changes
     /// since the last settling has happened.
     pub fn settle(&mut self) -> Result<Settled, ScheduleError> {
+        if self.scratch.pending.len() > WARM_FROM {
+            self.warm();
+        }
         let mut queue = std::mem::take(&mut self.scratch.heap);
         queue.clear();
         queue.extend(self.scratch.pending.drain(..));
@@ -38,6 +44,21 @@ impl Trial<'_> {
         self.finish_edits();
         self.set_settled();
         Ok(settled)
+    }
+
+    /// Reads what the evaluation of scattered changes will read. Evaluations wait for one cache line
+    /// after the other; these reads do not depend on each other.
+    fn warm(&self) {
+        let mut read = 0;
+        for &Reverse((_, op)) in &self.scratch.pending {
+            self.each_pred(op, |pred| {
+                if pred & GANG == 0 {
+                    read ^= self.record(pred).finish;
+                }
+            });
+            self.each_succ(op, |succ| read ^= self.record(succ).finish);
+        }
+        std::hint::black_box(read);
     }
 
     /// Evaluations that together take no more than a small part of a sweep. A sweep whose order

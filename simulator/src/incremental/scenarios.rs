@@ -5,10 +5,13 @@
 //! has a vector maximum for these and none for integers of 64 bits, and up to 2^53 ns (104 days) they
 //! are exact. Infinity is "never".
 
+use std::ops::Range;
+
 use slicescheduler_gmg::units::Nanos;
 
 use super::order::Network;
 use super::record::{GANG, NEVER};
+use super::steps::Steps;
 use super::{LaneRef, OpRef, Schedule, ScheduleError};
 
 /// Times up to this are exact.
@@ -66,27 +69,18 @@ impl<const N: usize> Scenarios<N> {
         self.free_at.clear();
         self.free_at.extend(schedule.lanes.iter().map(|&head| [time(schedule.record(head).release); N]));
         let (finish, free_at) = (&mut self.finish[..], &mut self.free_at[..]);
-        let mut changes = self.changes.iter().peekable();
-        for step in 0..steps.count() {
-            let mut ready = [time(steps.releases[step]); N];
-            for &pred in steps.preds_of(step) {
-                raise(&mut ready, &finish[pred as usize]);
-            }
+        let mut from = 0;
+        for of_step in self.changes.chunk_by(|one, other| one.0 == other.0) {
+            let step = of_step[0].0 as usize;
+            sweep_range(steps, from..step, free_at, finish);
             let mut durations = [time(steps.durations[step]); N];
-            while let Some(&(_, scenario, duration)) = changes.next_if(|change| change.0 as usize == step) {
+            for &(_, scenario, duration) in of_step {
                 durations[scenario as usize] = duration;
             }
-            let lane = steps.lanes[step];
-            if lane & GANG == 0 {
-                let free_at = &mut free_at[lane as usize];
-                raise(&mut ready, free_at);
-                ready.iter_mut().zip(&durations).for_each(|(ready, duration)| *ready += duration);
-                *free_at = ready;
-                finish[step] = ready;
-            } else {
-                group(ready, &durations, steps.members_of(lane), free_at, finish);
-            }
+            take(steps, step, &durations, free_at, finish);
+            from = step + 1;
         }
+        sweep_range(steps, from..steps.count(), free_at, finish);
         Ok(())
     }
 
@@ -105,15 +99,47 @@ impl<const N: usize> Scenarios<N> {
     }
 }
 
-/// Kept out of the loop, which has no groups on most schedules.
-#[inline(never)]
-fn group<const N: usize>(
-    mut ready: [f64; N],
+/// Steps that take the same time in all scenarios.
+fn sweep_range<const N: usize>(steps: &Steps, range: Range<usize>, free_at: &mut [[f64; N]], finish: &mut [[f64; N]]) {
+    if range.is_empty() {
+        return;
+    }
+    let begins = &steps.pred_begins[range.start..=range.end];
+    let columns = steps.lanes[range.clone()].iter().zip(&steps.durations[range.clone()]);
+    let columns = columns.zip(&steps.releases[range.clone()]).zip(begins.windows(2));
+    for (step, (((&lane, &duration), &release), begins)) in range.zip(columns) {
+        if lane & GANG != 0 {
+            take(steps, step, &[time(duration); N], free_at, finish);
+            continue;
+        }
+        let free_at = &mut free_at[lane as usize];
+        let mut ready = [time(release); N];
+        raise(&mut ready, free_at);
+        for &pred in &steps.preds[begins[0] as usize..begins[1] as usize] {
+            raise(&mut ready, &finish[pred as usize]);
+        }
+        let duration = time(duration);
+        ready.iter_mut().for_each(|ready| *ready += duration);
+        *free_at = ready;
+        finish[step] = ready;
+    }
+}
+
+/// One step with a duration per scenario.
+fn take<const N: usize>(
+    steps: &Steps,
+    step: usize,
     durations: &[f64; N],
-    members: &[(u32, u32)],
     free_at: &mut [[f64; N]],
     finish: &mut [[f64; N]],
 ) {
+    let mut ready = [time(steps.releases[step]); N];
+    for &pred in steps.preds_of(step) {
+        raise(&mut ready, &finish[pred as usize]);
+    }
+    let lane = steps.lanes[step];
+    let alone = [(lane, step as u32)];
+    let members = if lane & GANG == 0 { &alone[..] } else { steps.members_of(lane) };
     for &(lane, _) in members {
         raise(&mut ready, &free_at[lane as usize]);
     }

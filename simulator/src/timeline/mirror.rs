@@ -97,6 +97,24 @@ impl Costs {
     }
 }
 
+/// What a delta touches: one device, none, or, without an answer, possibly all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Touched(Option<Option<DeviceId>>);
+
+impl Touched {
+    /// Notes the version at the devices.
+    pub(super) fn mark(self, devices: &mut [Version], version: Version) {
+        match self.0 {
+            None => devices.fill(version),
+            Some(device) => {
+                if let Some(known) = device.and_then(|device| devices.get_mut(device.index())) {
+                    *known = version;
+                }
+            }
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Mirror {
     pub(super) version: Version,
@@ -251,6 +269,43 @@ impl Mirror {
                 self.observed(event, view, engine);
             }
         }
+    }
+
+    /// The devices whose queues or bytes a delta changes. To be asked before it is observed.
+    pub(super) fn touched_by(&self, applied: &Applied, view: View<'_>) -> Touched {
+        let arena = |job: &JobId| self.job(*job).and_then(|job| job.arena).map(|(device, _)| device);
+        let sequence = |request: &RequestId| self.sequences.get(request).map(|(device, _)| *device);
+        let started = |job: &JobId| {
+            let mut segments = view.job(*job)?.segments.iter();
+            segments.find(|segment| segment.state == StoredState::Running)?.lane.map(|lane| lane.device)
+        };
+        Touched(match &applied.delta {
+            Delta::Intent(intent) => match intent {
+                Intent::Submit(_) | Intent::SubmitJob(_) | Intent::AddTenant(_) => Some(None),
+                Intent::Dispatch { lane, .. } => Some(Some(lane.device)),
+                Intent::Cancel { job } | Intent::Retire { job } => Some(arena(job)),
+                Intent::RetireRequest { request } | Intent::ReleaseKv { request, .. } => Some(sequence(request)),
+                Intent::LoadWeights { device, .. }
+                | Intent::LayOut { device, .. }
+                | Intent::EvictWeights { device, .. }
+                | Intent::ReserveExternal { device, .. }
+                | Intent::ReleaseExternal { device, .. }
+                | Intent::ReturnDevice { device } => Some(Some(*device)),
+                _ => None,
+            },
+            Delta::Observed(event) => match event {
+                Event::Arrived { .. } | Event::Timer { .. } => Some(None),
+                Event::Started { job, .. } => Some(started(job)),
+                // The job may have bytes on another device than the one where it ran.
+                Event::Finished { job, lane, .. }
+                | Event::Recalled { job, lane, .. }
+                | Event::Failed { job, lane, .. } => {
+                    arena(job).is_none_or(|device| device == lane.device).then_some(Some(lane.device))
+                }
+                Event::WeightsLoaded { device, .. } => Some(Some(*device)),
+                _ => None,
+            },
+        })
     }
 
     fn intended(&mut self, intent: &Intent, effect: &Effect, view: View<'_>) {

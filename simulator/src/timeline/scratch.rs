@@ -1,6 +1,7 @@
 //! Buffers that one question hands to the next.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId};
 use slicescheduler_gmg::job::JobSpec;
@@ -92,7 +93,7 @@ pub(super) struct Scratch {
     pub(super) links: Sparse,
     pub(super) in_use: Vec<DeviceId>,
     pub(super) runs: Vec<Run>,
-    pub(super) made: Vec<JobSpec>,
+    pub(super) made: Vec<Arc<JobSpec>>,
     pub(super) weights: Vec<(ModelId, DeviceId, Weights)>,
     pub(super) loads_begun: bool,
     pub(super) route: Vec<LinkRef>,

@@ -1,6 +1,7 @@
 //! From a question to work for the engine, and back to an answer.
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use slicescheduler_gmg::cluster::Endpoint;
 use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId};
@@ -102,6 +103,18 @@ impl<'a> Simulation<'a> {
         }
         while let Some(drained) = self.scratch.engine.run(horizon) {
             self.continue_lane(drained, continuations);
+        }
+    }
+
+    /// Takes in the other lanes of the devices that are in use: they share its memory.
+    pub(super) fn complete_devices(&mut self) {
+        let mut place = 0;
+        while let Some(&device) = self.scratch.in_use.get(place) {
+            let mut index = 0;
+            while self.lane(LaneId::new(device, index)).is_some() {
+                index += 1;
+            }
+            place += 1;
         }
     }
 
@@ -395,12 +408,18 @@ impl<'a> Simulation<'a> {
     }
 
     /// The last work of a lane ended: its continuation says what follows.
-    fn continue_lane(&mut self, drained: Drained, continuations: &mut [(LaneId, Box<dyn Continuation>)]) {
+    /// Which continuation made something, if one did.
+    pub(super) fn continue_lane(
+        &mut self,
+        drained: Drained,
+        continuations: &mut [(LaneId, Box<dyn Continuation>)],
+    ) -> Option<usize> {
         let ended = |run: &&Run| run.nodes.contains(&drained.node.0);
-        let Some(run) = self.scratch.runs.iter().rev().find(ended).cloned() else { return };
-        let Some((_, continuation)) = continuations.iter_mut().find(|(lane, _)| *lane == run.lane) else { return };
+        let run = self.scratch.runs.iter().rev().find(ended).cloned()?;
+        let place = continuations.iter().position(|(lane, _)| *lane == run.lane)?;
+        let (_, continuation) = continuations.get_mut(place)?;
         let finished = match run.origin {
-            Origin::Made(index) => self.scratch.made.get(index),
+            Origin::Made(index) => self.scratch.made.get(index).map(|made| &**made),
             Origin::Queued => run.job.and_then(|job| self.mirror.job(job)).map(|job| &*job.spec),
             Origin::Action(index) => match (self.actions.get(index), run.job) {
                 (Some(Action::Run { work: Work::New(spec), .. }), _) => Some(&**spec),
@@ -408,13 +427,14 @@ impl<'a> Simulation<'a> {
                 _ => None,
             },
         };
-        let Some(next) = finished.and_then(|finished| continuation.next(finished, drained.at)) else { return };
+        let next = continuation.next(finished?, drained.at)?;
         let node = self.add_job(&next, run.lane, drained.lane, run.rank, drained.at);
         let count = self.mirror.models.get(next.model.index()).map_or(0, |model| model.template.op_count());
         let origin = Origin::Made(self.scratch.made.len());
-        self.scratch.made.push(next);
+        self.scratch.made.push(Arc::new(next));
         if count > 0 {
             self.record(origin, None, run.lane, run.rank, node, 0..count);
         }
+        Some(place)
     }
 }
