@@ -10,6 +10,10 @@
 //! with the memory of their devices. A question without actions and continuations is answered for
 //! the whole cluster.
 //!
+//! **What is kept.** [`Timeline::unroll`] gives the future of the whole cluster, one future per device
+//! behind a shared reference. A question to it computes the devices that it touches; observing a
+//! delta makes the devices outdated that the delta touches.
+//!
 //! **What is assumed.** Work that was cut goes on as soon as its lane has nothing of a higher rank.
 //! What should have ended by now and was not reported ends now. Continuations submit at once.
 //! Work is dispatched at the time of the latest report: who plans at another time reports a timer
