@@ -258,9 +258,9 @@ impl Engine {
         }
     }
 
-    /// Bytes in use on `device` now.
-    pub fn in_use(&self, device: DeviceRef) -> Bytes {
-        self.devices.get(device.0 as usize).map_or(Bytes::ZERO, |device| device.state.total())
+    /// What `device` has in use now.
+    pub fn memory(&self, device: DeviceRef) -> Option<MemoryState> {
+        self.devices.get(device.0 as usize).map(|device| device.state)
     }
 
     /// The most bytes in use on `device` at one time.

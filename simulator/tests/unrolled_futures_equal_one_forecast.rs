@@ -79,7 +79,7 @@ impl Rig {
         Action::run_new(iteration(tokens), lane(device)).with_rank(rank)
     }
 
-    fn from_scratch(&mut self, now: Nanos, actions: &[Action], continuations: &mut Continuations) -> Forecast {
+    fn forecast_anew(&mut self, now: Nanos, actions: &[Action], continuations: &mut Continuations) -> Forecast {
         let mut answer = Forecast::default();
         self.timeline.what_if(now, Question { actions, continuations, horizon: HORIZON }, &mut answer).unwrap();
         answer
@@ -122,10 +122,10 @@ proptest! {
     fn a_question_about_some_devices_gives_the_forecast_of_all(grids in grids(), guests in guests()) {
         let mut rig = Rig::new();
         let base = rig.timeline.unroll(NOW, rhythms(grids), HORIZON);
-        agree(&base, &rig.from_scratch(NOW, &[], &mut rhythms(grids)))?;
+        agree(&base, &rig.forecast_anew(NOW, &[], &mut rhythms(grids)))?;
         let actions = actions(&guests);
         let changed = rig.timeline.what_if_unrolled(&base, &actions, Vec::new()).unwrap();
-        agree(&changed, &rig.from_scratch(NOW, &actions, &mut rhythms(grids)))?;
+        agree(&changed, &rig.forecast_anew(NOW, &actions, &mut rhythms(grids)))?;
         let touched = |device: &DeviceId| guests.iter().any(|guest| guest.0 == device.0);
         prop_assert!(changed.changed_from(&base).all(|device| touched(&device)), "only what was touched");
     }
@@ -138,12 +138,12 @@ proptest! {
         new[on as usize] = other;
         let changed: Continuations = rhythms(new).into_iter().filter(|(of, _)| *of == lane(on)).collect();
         let answer = rig.timeline.what_if_unrolled(&base, &[], changed).unwrap();
-        agree(&answer, &rig.from_scratch(NOW, &[], &mut rhythms(new)))?;
+        agree(&answer, &rig.forecast_anew(NOW, &[], &mut rhythms(new)))?;
         prop_assert_eq!(answer.changed_from(&base).collect::<Vec<_>>(), vec![DeviceId(on)]);
         // And a question on the answer starts from what it says.
         let guest = [Rig::run(on, 700, Rank::OwnerLatency)];
         let again = rig.timeline.what_if_unrolled(&answer, &guest, Vec::new()).unwrap();
-        agree(&again, &rig.from_scratch(NOW, &guest, &mut rhythms(new)))?;
+        agree(&again, &rig.forecast_anew(NOW, &guest, &mut rhythms(new)))?;
     }
 
     #[test]
@@ -168,7 +168,7 @@ proptest! {
             seen.push((trial.current().clone(), Vec::new()));
         }
         for (current, actions) in seen {
-            agree(&current, &rig.from_scratch(NOW, &actions, &mut rhythms(grids)))?;
+            agree(&current, &rig.forecast_anew(NOW, &actions, &mut rhythms(grids)))?;
         }
     }
 

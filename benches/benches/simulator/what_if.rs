@@ -115,7 +115,7 @@ fn plan(load: f64, features: Features, seed: u64) -> Vec<Planned> {
         let duration = 10_000 + random.below(180_000);
         let uniform = (random.next() >> 11) as f64 / (1u64 << 53) as f64;
         let gap = (-(1.0 - uniform).ln() * 100_000.0 * (1.0 / load - 1.0)) as u64;
-        let shards = if features == Features::All && ops.len() % 16 == 0 { 3 } else { 0 };
+        let shards = if features == Features::All && ops.len().is_multiple_of(16) { 3 } else { 0 };
         // The lanes that are free first get the next operator, so that operators come in about the
         // order of their starts.
         let mut lanes: [usize; LANES] = std::array::from_fn(|lane| lane);

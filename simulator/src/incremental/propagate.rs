@@ -61,11 +61,14 @@ impl Trial<'_> {
         std::hint::black_box(read);
     }
 
-    /// Evaluations that together take no more than a small part of a sweep. A sweep whose order
-    /// has to be discovered first takes several times as long.
+    /// Evaluations that together take a small part of a sweep: of a large schedule, each waits for
+    /// memory. A sweep whose order has to be discovered first takes many times as long.
     fn budget(&self) -> u32 {
         let count = self.scratch.slots.len() as u32;
-        if self.rewired || !self.base.steps_hold { count / 4 + 64 } else { count / 192 + 4 }
+        match self.rewired || !self.base.steps_hold {
+            true => count / 4 + 64,
+            false => (count / 96).min(1 << 10).max(count / 384) + 4,
+        }
     }
 
     /// False if `budget` did not suffice, or only a sweep can tell.

@@ -22,7 +22,7 @@ use super::Timeline;
 use super::mirror::Mirror;
 use super::scratch::Scratch;
 use super::simulation::Simulation;
-use crate::engine::DeviceRef;
+use crate::engine::{DeviceRef, MemoryState};
 
 /// What lanes will be given: at most one continuation per lane.
 pub type Continuations = Vec<(LaneId, Box<dyn Continuation>)>;
@@ -56,7 +56,7 @@ struct Step {
     made: Arc<JobSpec>,
     state: u64,
     /// With what the job reserves.
-    in_use: Bytes,
+    memory: MemoryState,
     /// The most in use from here on.
     peak: Bytes,
 }
@@ -263,30 +263,41 @@ fn unroll(
     let in_engine = only.and_then(|device| simulation.device(device)).unwrap_or(DeviceRef(u32::MAX));
     let known = known.filter(|known| only.is_some() && known.memory.is_none_or(|memory| memory.shortage.is_none()));
     let mut steps: Vec<Step> = Vec::new();
-    let mut rest: Option<(Bytes, &[Step], &[RunForecast])> = None;
+    let mut rest: Option<&[RunForecast]> = None;
     while let Some(drained) = simulation.scratch.engine.run(horizon) {
         let Some(place) = simulation.continue_lane(drained, &mut continuations) else { continue };
-        let state = continuations.get(place).and_then(|(_, continuation)| continuation.state_hash());
-        let (Some(state), Some(made), true) = (state, simulation.scratch.made.last(), only.is_some()) else { continue };
-        let in_use = simulation.scratch.engine.in_use(in_engine);
-        let step = Step { at: drained.at, made: made.clone(), state, in_use, peak: in_use };
-        if let Some(known) = known
-            && let Ok(index) = known.steps.binary_search_by_key(&step.at, |known| known.at)
-            && (known.steps[index].state, known.steps[index].in_use) == (state, in_use)
-            && known.steps[index].made == step.made
-        {
-            let from = known.runs.partition_point(|run| run.start < step.at);
-            rest = Some((known.steps[index].peak, &known.steps[index..], &known.runs[from..]));
-            break;
+        let Some(memory) = only.and_then(|_| simulation.scratch.engine.memory(in_engine)) else { continue };
+        // Hashing costs as much as batching; a question does it only where it may end, and knows no
+        // steps of its own.
+        let at_once = |known: &&DeviceFuture| known.steps.binary_search_by_key(&drained.at, |step| step.at).ok();
+        let same_time = known.and_then(|known| known.steps.get(at_once(&known)?..));
+        if known.is_some() && same_time.is_none() {
+            continue;
         }
-        steps.push(step);
+        let state = continuations.get(place).and_then(|(_, continuation)| continuation.state_hash());
+        let (Some(state), Some(made)) = (state, simulation.scratch.made.last()) else {
+            // Without this step, those before it do not know what is in use later.
+            steps.clear();
+            continue;
+        };
+        match (known, same_time) {
+            (Some(known), Some([step, others @ ..])) => {
+                if (step.state, step.memory) == (state, memory) && step.made == *made {
+                    let from = known.runs.partition_point(|run| run.start < step.at);
+                    steps.push(step.clone());
+                    steps.extend_from_slice(others);
+                    rest = Some(&known.runs[from..]);
+                    break;
+                }
+            }
+            _ => steps.push(Step { at: drained.at, made: made.clone(), state, memory, peak: memory.total() }),
+        }
     }
     let mut answer = Forecast::default();
     simulation.answer(&mut answer);
-    if let Some((peak, known_steps, known_runs)) = rest {
-        steps.extend_from_slice(known_steps);
-        answer.runs.extend_from_slice(known_runs);
-        answer.memory.iter_mut().for_each(|memory| memory.peak = memory.peak.max(peak));
+    if let (Some(step), Some(rest)) = (steps.first(), rest) {
+        answer.runs.extend_from_slice(rest);
+        answer.memory.iter_mut().for_each(|memory| memory.peak = memory.peak.max(step.peak));
     }
     let mut peak = Bytes::ZERO;
     for step in steps.iter_mut().rev() {
