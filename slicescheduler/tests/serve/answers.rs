@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use futures_core::Stream;
 use slicescheduler::gmg::View;
+use slicescheduler::gmg::dtype::DType;
 use slicescheduler::gmg::plan::{Command, Event, Observer};
 use slicescheduler::gmg::units::{Bytes, Nanos};
 use slicescheduler::scheduler::batching::BatchOptions;
@@ -136,6 +137,31 @@ fn tokens_that_are_drawn_depend_on_the_seed_and_not_on_the_company() {
     assert_eq!(together[1], alone);
     assert!(together.iter().filter(|answer| **answer == alone).count() == 1);
     assert_ne!(alone, collect(slices.submit("chat", Request::prompt_tokens(&prompt(2, 20)).max_tokens(24)).unwrap()).0);
+}
+
+#[test]
+fn tokens_of_weights_of_any_type_do_not_depend_on_chunks_blocks_and_company() {
+    let types = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1];
+    let scheduler = |dtype, token_budget, block_tokens| {
+        let batching = BatchOptions { token_budget, max_sequences: 8, block_tokens, ..BatchOptions::default() };
+        let model = Llama::tiny(1).weights_as(dtype);
+        SliceScheduler::builder().tenant(Tenant::best_effort("chat"), model).batching(batching).build().unwrap()
+    };
+    let mut distinct = Vec::new();
+    for dtype in types {
+        let (alone, together) = (scheduler(dtype, 256, 16), scheduler(dtype, 11, 4));
+        let ask = |slices: &SliceScheduler, n: u32| {
+            slices.submit("chat", Request::prompt_tokens(&prompt(n, 40 + n)).max_tokens(16)).unwrap()
+        };
+        let expected: Vec<_> = (0..5).map(|n| collect(ask(&alone, n)).0).collect();
+        let answers: Vec<_> = (0..5).map(|n| ask(&together, n)).collect();
+        assert_eq!(answers.into_iter().map(|answer| collect(answer).0).collect::<Vec<_>>(), expected, "{dtype}");
+        if !distinct.contains(&expected) {
+            distinct.push(expected);
+        }
+    }
+    // Rounding to four bits changes a random model, so the types were not all the same in truth.
+    assert!(distinct.len() >= 3, "{} kinds of answers", distinct.len());
 }
 
 /// Wakes a thread that is parked.
