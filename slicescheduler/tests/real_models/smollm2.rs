@@ -13,7 +13,7 @@ use crate::model;
 const FILE: &str = "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 /// "Once upon a time, in a small village by the sea,", and how candle-transformers 0.11.1 goes on
-/// greedily from the same file (`models::quantized_llama`, one thread), " there was a wise": both with
+/// greedily from the same file (`models::quantized_llama`, one thread), " there was a wise old": both with
 /// its own rounding of activations to eight bits, where its best logit leads by 0.31 and more, and
 /// with all weights widened to F32.
 const STORY: [u32; 13] = [6403, 1980, 253, 655, 28, 281, 253, 1165, 6560, 411, 260, 3426, 28];
@@ -99,7 +99,7 @@ fn its_tokenizer_and_chat_template_are_in_the_file() {
     let prompt = tokenizer.chat(&[Message::user(QUESTION)]).unwrap();
     let tokens = tokenizer.encode(&prompt).unwrap();
     assert_eq!(tokens, CHAT);
-    assert_eq!(tokenizer.decode(&STORY_GOES_ON).unwrap(), " there was a wise");
+    assert_eq!(tokenizer.decode(&STORY_GOES_ON).unwrap(), " there was a wise old");
     assert_eq!(tokenizer.decode(&CHAT_ANSWER).unwrap(), "The capital of France is Paris.");
     let text = "Zwölf Boxkämpfer: 12 + 34 = 46 🙂\n";
     let tokens = tokenizer.encode(text).unwrap();

@@ -68,8 +68,7 @@ fn a_model_that_no_kernel_can_run_is_told_before_its_weights_are_read() {
     let builder = SliceScheduler::builder().tenant(tenant("chat"), Llama::from_spec(spec, SeededWeights::new(1)));
     assert_eq!(
         refused(builder),
-        "tenant \"chat\": model tiny: tensor \"embed.weight\" is bf16 [256, 64]; an F32 vector or matrix of fixed \
-         size is supported"
+        "tenant \"chat\": model tiny: tensor \"embedded\" is bf16 [tokens, 64]; F32 is supported"
     );
     let mut odd = DenseSpec::tiny();
     odd.kv_heads = 3;
