@@ -27,13 +27,15 @@ pub mod shape;
 
 use std::path::PathBuf;
 
+use crate::gmg::job::Row;
+use crate::gmg::units::Nanos;
 use crate::scheduler::batching::{BatchOptions, CaptureSizes, OptionsError};
-use crate::simulator::profile::llmservingsim::{Block, Exchange, Profile, ProfileError, StepModel};
+use crate::simulator::profile::llmservingsim::{Block, Exchange, Profile, ProfileError, Step, StepModel, StepParts};
 
 pub use cases::Case;
 pub use compare::{Comparison, Metric, Statistics, compare};
 pub use device::DeviceFacts;
-pub use engine::{Outcome, Prediction};
+pub use engine::{EngineLimits, EngineRequest, Outcome, Prediction};
 pub use run::{Run, RunRequest};
 pub use shape::ModelShape;
 
@@ -123,6 +125,9 @@ pub enum FidelityError {
     },
 }
 
+/// From the tokens of an iteration to the next one being formed, as the timestamps of real runs show it.
+const HOST: Nanos = Nanos::us(100);
+
 /// Predicts `run` from `profile`.
 ///
 /// # Errors
@@ -131,23 +136,22 @@ pub fn predict(run: &Run, profile: Profile, shape: &ModelShape) -> Result<Predic
     let mut notes = Vec::new();
     let device = DeviceFacts::of(&profile.meta.gpu);
     let parallel = run.parallel();
-    if parallel.data > 1 || parallel.pipeline > 1 {
-        let what = format!("{} data-parallel and {} pipeline-parallel ranks", parallel.data, parallel.pipeline);
-        return Err(FidelityError::Unsupported { what, run: run.folder.clone() });
-    }
-    let exchange = match parallel.tensor {
+    refuse_unmodelled(run, shape)?;
+    let exchange = match parallel.tensor.max(parallel.data) {
         1 => None,
         ranks => {
             let device::ExchangeTimes { times, source } = device::exchange_times(device.as_ref(), run, ranks)?;
             notes.push(format!("exchange between {ranks} ranks from {source}"));
             let token_bytes = f64::from(shape.hidden) * 2.0;
-            Some(Exchange { token_bytes, reductions: 2, gathers: 0, times })
+            let reductions = if parallel.tensor > 1 { 2 } else { 0 };
+            let gathers = if parallel.data > 1 { 2 } else { 0 };
+            Some(Exchange { token_bytes, reductions, gathers, times })
         }
     };
     let block = Block {
         layers: shape.layers,
         experts: shape.experts.map(|experts| (experts.count, experts.per_token)),
-        expert_ranks: if parallel.experts { parallel.tensor } else { 1 },
+        expert_ranks: parallel.expert_ranks(),
         kv_heads: (shape.kv_heads / parallel.tensor).max(1),
         multiprocessors: device.as_ref().map(|device| device.multiprocessors),
     };
@@ -159,6 +163,9 @@ pub fn predict(run: &Run, profile: Profile, shape: &ModelShape) -> Result<Predic
     if block.multiprocessors.is_none() && profile.skew.is_some() {
         notes.push(format!("multiprocessors of {} are not known: attention never splits sequences", profile.meta.gpu));
     }
+    if shape.experts.is_some() {
+        notes.push("tokens are taken to choose their experts at random".into());
+    }
     let kv = blocks::derive(run, shape, device.as_ref())?;
     notes.push(format!("{} KV blocks of {} tokens: {}", kv.blocks, kv.block_tokens, kv.how));
     let options = options(run, kv.block_tokens);
@@ -168,10 +175,75 @@ pub fn predict(run: &Run, profile: Profile, shape: &ModelShape) -> Result<Predic
         None => CaptureSizes::vllm(options.max_sequences),
     };
     let model = StepModel::new(profile, block, exchange)?;
-    let mut prediction = engine::serve(run, &options, &capture, &kv, &model)?;
+    let limits = EngineLimits {
+        blocks: kv.usable(),
+        has_prefix_cache: run.has_prefix_cache(),
+        host: HOST,
+        ranks: parallel.data,
+    };
+    let requests: Vec<_> = run.requests.iter().map(Into::into).collect();
+    let mut clock = StepClock { model: &model, capture: &capture, step: Step::default(), total: StepParts::default() };
+    let mut prediction = engine::replay(&requests, &options, limits, |ranks| clock.time(ranks))?;
+    prediction.parts = clock.total;
     prediction.notes = notes;
     prediction.kv = Some(kv);
     Ok(prediction)
+}
+
+/// Ranks with requests of their own go in step only where they exchange tokens between experts.
+fn refuse_unmodelled(run: &Run, shape: &ModelShape) -> Result<(), FidelityError> {
+    let parallel = run.parallel();
+    let refuse = |what: String| Err(FidelityError::Unsupported { what, run: run.folder.clone() });
+    if parallel.pipeline > 1 {
+        return refuse(format!("a pipeline of {} stages", parallel.pipeline));
+    }
+    if parallel.data > 1 && (shape.experts.is_none() || !parallel.experts) {
+        return refuse(format!("{} data-parallel ranks without expert parallelism", parallel.data));
+    }
+    Ok(())
+}
+
+/// The time of iterations by a step model.
+struct StepClock<'a> {
+    model: &'a StepModel,
+    capture: &'a CaptureSizes,
+    step: Step,
+    total: StepParts,
+}
+
+impl StepClock<'_> {
+    /// The time of an iteration: that of its slowest rank. Ranks are padded to the largest of them, and an idle one
+    /// computes a token for nobody, because all of them exchange.
+    fn time(&mut self, ranks: &[&[Row]]) -> Nanos {
+        let tokens = |rows: &&[Row]| rows.iter().map(|row| row.tokens).sum::<u32>();
+        let padded = self.capture.padded(ranks.iter().map(tokens).max().unwrap_or(0).max(1));
+        let mut slowest = StepParts::default();
+        for rows in ranks {
+            self.describe(rows);
+            self.step.tokens = padded;
+            self.step.expert_tokens = padded * ranks.len() as u32;
+            let parts = self.model.parts(&mut self.step);
+            if parts.total() > slowest.total() {
+                slowest = parts;
+            }
+        }
+        self.total.add(slowest);
+        slowest.total()
+    }
+
+    /// A row of one token is a decode for the attention kernels, whatever it is for the request.
+    fn describe(&mut self, rows: &[Row]) {
+        let step = &mut self.step;
+        step.chunks.clear();
+        step.decodes.clear();
+        for row in rows {
+            match row.tokens {
+                1 => step.decodes.push(row.position + 1),
+                tokens => step.chunks.push((tokens, row.position)),
+            }
+        }
+        step.sequences = rows.len() as u32;
+    }
 }
 
 /// The engine's options, as far as the run says; vLLM's own values otherwise.

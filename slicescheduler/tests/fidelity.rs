@@ -8,7 +8,11 @@
 
 use std::path::{Path, PathBuf};
 
-use slicescheduler::fidelity::{Case, Comparison, Run, compare, predict};
+use slicescheduler::fidelity::{
+    Case, Comparison, EngineLimits, EngineRequest, FidelityError, Run, compare, engine, predict,
+};
+use slicescheduler::gmg::units::Nanos;
+use slicescheduler::scheduler::batching::BatchOptions;
 
 fn data() -> Option<PathBuf> {
     let folder = std::env::var_os("SLICESCHEDULER_DATA")
@@ -76,4 +80,44 @@ fn shared_beginnings_and_unequal_lengths_matter() {
     assert!(without.reused_tokens < with.reused_tokens);
     let mean = |comparison: &Comparison| comparison.metrics[2].errors()[0];
     assert!(mean(&without) > mean(&with) + 2.0, "{} {}", mean(&without), mean(&with));
+}
+
+const LIMITS: EngineLimits = EngineLimits { blocks: 100, has_prefix_cache: true, host: Nanos::ZERO, ranks: 1 };
+
+fn request(arrival: Nanos, prompt: u32, output: u32) -> EngineRequest {
+    EngineRequest { arrival, prompt, output, hashes: None }
+}
+
+/// Iterations take 1 ms. Two are formed at once when the first request arrives. The second arrives while the second
+/// iteration runs and is taken in when that ends, at 2 ms; the third one runs already, so it is in the fourth.
+#[test]
+fn a_request_that_arrives_during_an_iteration_is_in_the_one_after_the_next() {
+    let requests = [request(Nanos::ZERO, 10, 100), request(Nanos::us(1500), 10, 5)];
+    let served = engine::replay(&requests, &BatchOptions::vllm(), LIMITS, |_| Nanos::ms(1)).unwrap();
+    let second = served.outcomes[1];
+    assert_eq!((second.queued, second.scheduled, second.first_token), (Nanos::ms(2), Nanos::ms(2), Nanos::ms(4)));
+    assert_eq!(second.last_token, Nanos::ms(8));
+    assert_eq!((served.outcomes[0].first_token, served.outcomes[0].last_token), (Nanos::ms(1), Nanos::ms(100)));
+    let apart = BatchOptions { ahead: 0, ..BatchOptions::vllm() };
+    let served = engine::replay(&requests, &apart, LIMITS, |_| Nanos::ms(1)).unwrap();
+    assert_eq!(served.outcomes[1].first_token, Nanos::ms(3), "nothing is formed ahead");
+}
+
+#[test]
+fn ranks_share_the_requests_and_go_in_step() {
+    let requests: Vec<_> = (0..4).map(|_| request(Nanos::ZERO, 10, 3)).collect();
+    let limits = EngineLimits { ranks: 2, ..LIMITS };
+    let served = engine::replay(&requests, &BatchOptions::vllm(), limits, |ranks| {
+        assert_eq!((ranks.len(), ranks[0].len(), ranks[1].len()), (2, 2, 2));
+        Nanos::ms(1)
+    });
+    let served = served.unwrap();
+    assert_eq!((served.steps, served.decode_steps), (3, 2));
+    assert!(served.outcomes.iter().all(|outcome| outcome.last_token == Nanos::ms(3)));
+}
+
+#[test]
+fn a_request_that_never_fits_is_refused() {
+    let refused = engine::replay(&[request(Nanos::ZERO, 1500, 200)], &BatchOptions::vllm(), LIMITS, |_| Nanos::ms(1));
+    assert!(matches!(refused, Err(FidelityError::TooLong { request: 0, needed: 107, blocks: 100 })));
 }

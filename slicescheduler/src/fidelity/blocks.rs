@@ -69,7 +69,8 @@ pub fn derive(run: &Run, shape: &ModelShape, device: Option<&DeviceFacts>) -> Re
 }
 
 fn from_memory(run: &Run, shape: &ModelShape, memory: u64, block_tokens: u32) -> u32 {
-    let ranks = run.parallel().tensor;
+    let parallel = run.parallel();
+    let ranks = parallel.tensor;
     let settings = run.scheduler();
     let tokens = u64::from(settings.max_num_batched_tokens.unwrap_or(2048));
     let sequences = u64::from(settings.max_num_seqs.unwrap_or(256));
@@ -79,9 +80,10 @@ fn from_memory(run: &Run, shape: &ModelShape, memory: u64, block_tokens: u32) ->
     };
     let activations = tokens * (4 * u64::from(shape.hidden) + 3 * wide / u64::from(ranks)) * 2;
     let sampling = sequences * u64::from(shape.vocabulary) * (4 + 4 + 8 + 4);
-    let others = LIBRARIES + COMMUNICATION * u64::from(ranks - 1);
+    let others = LIBRARIES + COMMUNICATION * u64::from(ranks * parallel.data - 1);
     let share = (memory as f64 * run.memory_share()) as u64;
-    let cache = share.saturating_sub(shape.weight_bytes(ranks, 2) + activations + sampling + others);
+    let cache =
+        share.saturating_sub(shape.weight_bytes(ranks, parallel.expert_ranks(), 2) + activations + sampling + others);
     let block = shape.kv_bytes_per_token(ranks, run.kv_bytes()) * u64::from(block_tokens);
     u32::try_from(cache / block.max(1)).unwrap_or(u32::MAX)
 }

@@ -7,23 +7,57 @@
 //! ```
 //!
 //! So a request that arrives while iteration `k` runs is in `k + 2`, and its first token comes when that ends.
+//!
+//! Ranks with requests of their own go in step, because they exchange tokens in every layer of experts: they form
+//! their iterations together, and the slowest decides when all of them end. A request goes to the rank with the least
+//! to do, where one that waits counts as four that run.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::blocks::KvBlocks;
 use super::run::{Load, hashes_of_blocks};
-use super::{FidelityError, Run};
+use super::{FidelityError, RunRequest};
 use crate::gmg::id::{DeviceId, ModelId, RequestId, TenantId};
-use crate::gmg::job::JobSpec;
+use crate::gmg::job::{JobSpec, Row};
 use crate::gmg::plan::{BatchLimits, Ended};
 use crate::gmg::units::Nanos;
-use crate::scheduler::batching::{BatchOptions, Batcher, BlockHashes, CaptureSizes, PrefixCache, Sequence};
-use crate::simulator::profile::llmservingsim::{Step, StepModel, StepParts};
+use crate::scheduler::batching::{BatchOptions, Batcher, BlockHashes, PrefixCache, Sequence};
+use crate::simulator::profile::llmservingsim::StepParts;
 
-/// From the tokens of an iteration to the next one being formed, as the timestamps of real runs show it. With iterations
-/// formed ahead the device does not wait for it.
-const HOST: Nanos = Nanos::us(100);
+/// A request as it reaches an engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineRequest {
+    /// When.
+    pub arrival: Nanos,
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens of the answer.
+    pub output: u32,
+    /// Chained hashes of the prompt's full blocks of 16 tokens, if known.
+    pub hashes: Option<Arc<[u64]>>,
+}
+
+impl From<&RunRequest> for EngineRequest {
+    fn from(request: &RunRequest) -> Self {
+        let RunRequest { arrival, prompt, output, ref hashes, .. } = *request;
+        Self { arrival, prompt, output, hashes: hashes.clone() }
+    }
+}
+
+/// What an engine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineLimits {
+    /// KV blocks that sequences of a rank can hold.
+    pub blocks: u32,
+    /// Whether sequences with equal beginnings share blocks.
+    pub has_prefix_cache: bool,
+    /// From the tokens of an iteration to the next one being formed. With iterations formed ahead the device does not
+    /// wait for it.
+    pub host: Nanos,
+    /// Ranks with requests of their own, which go in step.
+    pub ranks: u32,
+}
 
 /// What is predicted of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +79,7 @@ pub struct Outcome {
 pub struct Prediction {
     /// By request, in the order of the run.
     pub outcomes: Vec<Outcome>,
-    /// Iterations.
+    /// Iterations; those of ranks that go in step count as one.
     pub steps: u64,
     /// Iterations that computed nothing of a prompt.
     pub decode_steps: u64,
@@ -63,73 +97,82 @@ pub struct Prediction {
     pub notes: Vec<String>,
 }
 
+/// An iteration of every rank; some may have none.
 struct InFlight {
     ends: Nanos,
-    job: JobSpec,
+    jobs: Vec<Option<JobSpec>>,
 }
 
-struct Engine<'a> {
-    run: &'a Run,
-    model: &'a StepModel,
-    capture: &'a CaptureSizes,
-    batcher: Batcher,
+struct Engine<'a, F> {
+    requests: &'a [EngineRequest],
+    options: &'a BatchOptions,
+    limits: EngineLimits,
+    time: F,
+    ranks: Vec<Batcher>,
     now: Nanos,
     device_free: Nanos,
     in_flight: VecDeque<InFlight>,
     produced: Vec<u32>,
+    preempted: Vec<(RequestId, DeviceId)>,
+    ended: Vec<Ended>,
     result: Prediction,
-    step: Step,
 }
 
-/// Serves the arrivals of `run` and says when everything happens.
+/// Serves `requests`, which are in the order of arrival, and says when everything happens. `time` gives the time of an
+/// iteration from its rows, one slice per rank; an idle rank has none.
 ///
 /// # Errors
 /// If a request can never run because it needs more blocks than there are.
-pub fn serve(
-    run: &Run,
+pub fn replay(
+    requests: &[EngineRequest],
     options: &BatchOptions,
-    capture: &CaptureSizes,
-    kv: &KvBlocks,
-    model: &StepModel,
+    limits: EngineLimits,
+    time: impl FnMut(&[&[Row]]) -> Nanos,
 ) -> Result<Prediction, FidelityError> {
-    let blocks = kv.usable();
-    for (index, request) in run.requests.iter().enumerate() {
-        let needed = (request.prompt + request.output).div_ceil(kv.block_tokens);
-        if needed > blocks {
-            return Err(FidelityError::TooLong { request: index, needed, blocks });
+    for (index, request) in requests.iter().enumerate() {
+        let needed = request.prompt.saturating_add(request.output).div_ceil(options.block_tokens.max(1));
+        if needed > limits.blocks {
+            return Err(FidelityError::TooLong { request: index, needed, blocks: limits.blocks });
         }
     }
-    let mut batcher = Batcher::new(TenantId(0), *options);
-    batcher.add_cached_replica(ModelId(0), DeviceId(0), PrefixCache::new(blocks));
-    let count = run.requests.len();
+    let rank = |index| {
+        let mut batcher = Batcher::new(TenantId(0), *options);
+        match limits.has_prefix_cache {
+            true => batcher.add_cached_replica(ModelId(0), DeviceId(index), PrefixCache::new(limits.blocks)),
+            false => batcher.add_replica(ModelId(0), DeviceId(index)),
+        };
+        batcher
+    };
     let mut engine = Engine {
-        run,
-        model,
-        capture,
-        batcher,
+        requests,
+        options,
+        limits,
+        time,
+        ranks: (0..limits.ranks.max(1)).map(rank).collect(),
         now: Nanos::ZERO,
         device_free: Nanos::ZERO,
         in_flight: VecDeque::new(),
-        produced: vec![0; count],
-        result: Prediction { outcomes: vec![Outcome::default(); count], ..Prediction::default() },
-        step: Step::default(),
+        produced: vec![0; requests.len()],
+        preempted: Vec::new(),
+        ended: Vec::new(),
+        result: Prediction { outcomes: vec![Outcome::default(); requests.len()], ..Prediction::default() },
     };
-    engine.serve(options);
+    engine.serve();
     Ok(engine.result)
 }
 
-impl Engine<'_> {
-    fn serve(&mut self, options: &BatchOptions) {
+impl<F: FnMut(&[&[Row]]) -> Nanos> Engine<'_, F> {
+    fn serve(&mut self) {
         let mut arrived = 0;
         loop {
-            while let Some(request) = self.run.requests.get(arrived).filter(|request| request.arrival <= self.now) {
-                self.take_in(arrived, options, request.hashes.as_ref());
+            while self.requests.get(arrived).is_some_and(|request| request.arrival <= self.now) {
+                self.take_in(arrived);
                 arrived += 1;
             }
-            if self.launch() && self.in_flight.len() as u32 <= options.ahead {
+            if self.launch() && self.in_flight.len() as u32 <= self.options.ahead {
                 continue;
             }
-            match (self.in_flight.pop_front(), self.run.requests.get(arrived)) {
+            match (self.in_flight.pop_front(), self.requests.get(arrived)) {
                 (Some(oldest), _) => self.come_back(&oldest),
                 (None, Some(request)) => self.now = self.now.max(request.arrival),
                 (None, None) => return,
@@ -137,108 +180,101 @@ impl Engine<'_> {
         }
     }
 
-    fn take_in(&mut self, index: usize, options: &BatchOptions, hashes: Option<&Arc<[u64]>>) {
-        let request = &self.run.requests[index];
+    fn take_in(&mut self, index: usize) {
+        let EngineRequest { arrival, prompt, output, ref hashes } = self.requests[index];
         self.result.outcomes[index].queued = self.now;
-        let mut sequence =
-            Sequence::new(RequestId(index as u64), request.arrival, None, request.prompt, request.output);
-        let hashes = hashes.filter(|_| self.run.has_prefix_cache());
-        if let Some(hashes) = hashes.and_then(|hashes| hashes_of_blocks(hashes, options.block_tokens)) {
+        let mut sequence = Sequence::new(RequestId(index as u64), arrival, None, prompt, output);
+        let hashes = hashes.as_ref().filter(|_| self.limits.has_prefix_cache);
+        if let Some(hashes) = hashes.and_then(|hashes| hashes_of_blocks(hashes, self.options.block_tokens)) {
             sequence = sequence.with_hashes(BlockHashes::new(hashes));
         }
-        self.batcher.enter(sequence);
+        let to_do = |rank: &&mut Batcher| 4 * rank.waiting().len() + rank.replicas()[0].running().len();
+        if let Some(least) = self.ranks.iter_mut().min_by_key(to_do) {
+            least.enter(sequence);
+        }
     }
 
-    /// Forms an iteration and launches it; false if there is nothing to compute.
+    /// Forms an iteration of every rank and launches it; false if there is nothing to compute.
     fn launch(&mut self) -> bool {
-        let unlimited = BatchLimits {
-            tokens: u32::MAX,
-            sequences: u32::MAX,
-            new_blocks: u32::MAX,
-            keep_free: 0,
-            not_due_before: Nanos::ZERO,
+        let (limits, preempted) = (self.limits, &mut self.preempted);
+        let form = |rank: &mut Batcher| {
+            let free = match rank.replicas()[0].cache() {
+                Some(_) => u32::MAX,
+                None => limits.blocks.saturating_sub(rank.replicas()[0].blocks()),
+            };
+            let limits = BatchLimits {
+                tokens: u32::MAX,
+                sequences: u32::MAX,
+                new_blocks: free,
+                keep_free: 0,
+                not_due_before: Nanos::ZERO,
+            };
+            rank.form(0, limits, preempted)
         };
-        let mut preempted = Vec::new();
-        let formed = self.batcher.form(0, unlimited, &mut preempted);
-        for (request, _) in &preempted {
+        let jobs: Vec<_> = self.ranks.iter_mut().map(form).collect();
+        for (request, _) in self.preempted.drain(..) {
             self.result.preemptions += 1;
             self.result.outcomes[request.0 as usize].preemptions += 1;
         }
-        let Some(job) = formed else { return false };
-        self.describe(&job);
-        let parts = self.model.parts(&mut self.step);
-        self.account(&job, parts);
-        let starts = self.device_free.max(self.now + HOST);
-        self.device_free = starts + parts.total();
-        self.in_flight.push_back(InFlight { ends: self.device_free, job });
+        if jobs.iter().all(Option::is_none) {
+            return false;
+        }
+        let rows: Vec<&[Row]> = jobs.iter().map(|job| job.as_ref().map_or(&[][..], |job| &job.rows)).collect();
+        let takes = (self.time)(&rows);
+        let is_decode = rows.iter().all(|rows| rows.iter().all(|row| row.tokens == 1));
+        self.result.steps += 1;
+        self.result.decode_steps += u64::from(is_decode);
+        self.note_admissions(&jobs);
+        let starts = self.device_free.max(self.now + self.limits.host);
+        self.device_free = starts + takes;
+        self.in_flight.push_back(InFlight { ends: self.device_free, jobs });
         true
     }
 
-    /// What `job` computes, as the step model wants it. A row of one token is a decode for the attention kernels, whatever
-    /// it is for the request.
-    fn describe(&mut self, job: &JobSpec) {
-        let tokens: u32 = job.rows.iter().map(|row| row.tokens).sum();
-        let step = &mut self.step;
-        step.chunks.clear();
-        step.decodes.clear();
-        for row in &job.rows {
-            match row.tokens {
-                1 => step.decodes.push(row.position + 1),
-                tokens => step.chunks.push((tokens, row.position)),
-            }
-        }
-        step.tokens = self.capture.padded(tokens);
-        step.expert_tokens = step.tokens;
-        step.sequences = job.rows.len() as u32;
-    }
-
-    fn account(&mut self, job: &JobSpec, parts: StepParts) {
+    fn note_admissions(&mut self, jobs: &[Option<JobSpec>]) {
         let result = &mut self.result;
-        result.steps += 1;
-        result.decode_steps += u64::from(self.step.chunks.is_empty());
-        let plan = self.batcher.latest_plan();
-        let admitted = job.rows.len().saturating_sub(plan.found.len());
-        for row in &job.rows[admitted..] {
-            let outcome = &mut result.outcomes[row.request.0 as usize];
-            if outcome.scheduled.is_zero() {
-                outcome.scheduled = self.now;
+        for (rank, job) in self.ranks.iter().zip(jobs) {
+            let Some(job) = job else { continue };
+            let admitted = job.rows.len().saturating_sub(rank.latest_plan().found.len());
+            for row in &job.rows[admitted..] {
+                let outcome = &mut result.outcomes[row.request.0 as usize];
+                if outcome.scheduled.is_zero() {
+                    outcome.scheduled = self.now;
+                }
+                result.reused_tokens += u64::from(row.position);
             }
-            result.reused_tokens += u64::from(row.position);
         }
-        let total = &mut result.parts;
-        total.dense += parts.dense;
-        total.experts += parts.experts;
-        total.attention += parts.attention;
-        total.skew += parts.skew;
-        total.head += parts.head;
-        total.exchange += parts.exchange;
-        let replica = &self.batcher.replicas()[0];
-        let share = |cache: &PrefixCache| f64::from(cache.total() - cache.free()) / f64::from(cache.total().max(1));
+        let replicas = || self.ranks.iter().map(|rank| &rank.replicas()[0]);
+        let held: u32 = replicas().map(|replica| replica.blocks()).sum();
+        let all = f64::from(self.limits.blocks) * self.ranks.len() as f64;
         result.loads.push(Load {
             at: self.now.as_secs_f64(),
-            running: replica.running().len() as f64,
-            waiting: self.batcher.waiting().len() as f64,
-            kv: 100.0 * replica.cache().map_or(0.0, share),
+            running: replicas().map(|replica| replica.running().len()).sum::<usize>() as f64,
+            waiting: self.ranks.iter().map(|rank| rank.waiting().len()).sum::<usize>() as f64,
+            kv: 100.0 * f64::from(held) / all.max(1.0),
         });
     }
 
     /// The oldest iteration in flight ended: its tokens come.
     fn come_back(&mut self, oldest: &InFlight) {
         self.now = self.now.max(oldest.ends);
-        let mut ended = Vec::new();
-        for row in oldest.job.rows.iter().filter(|row| row.emits) {
-            let index = row.request.0 as usize;
-            let produced = &mut self.produced[index];
-            *produced += 1;
-            let outcome = &mut self.result.outcomes[index];
-            if *produced == 1 {
-                outcome.first_token = self.now;
+        for (rank, job) in self.ranks.iter_mut().zip(&oldest.jobs) {
+            let Some(job) = job else { continue };
+            self.ended.clear();
+            for row in job.rows.iter().filter(|row| row.emits) {
+                let index = row.request.0 as usize;
+                let produced = &mut self.produced[index];
+                *produced += 1;
+                let outcome = &mut self.result.outcomes[index];
+                if *produced == 1 {
+                    outcome.first_token = self.now;
+                }
+                if *produced == self.requests[index].output {
+                    outcome.last_token = self.now;
+                    self.ended.push(Ended { request: row.request, produced: *produced });
+                }
             }
-            if *produced == self.run.requests[index].output {
-                outcome.last_token = self.now;
-                ended.push(Ended { request: row.request, produced: *produced });
-            }
+            rank.complete(job, &self.ended, self.now, &mut Vec::new());
         }
-        self.batcher.complete(&oldest.job, &ended, self.now, &mut Vec::new());
     }
 }

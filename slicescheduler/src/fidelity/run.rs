@@ -94,6 +94,13 @@ pub struct Parallel {
     pub experts: bool,
 }
 
+impl Parallel {
+    /// Ranks over which experts are spread.
+    pub fn expert_ranks(self) -> u32 {
+        if self.experts { self.tensor * self.data } else { 1 }
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
 struct Meta {
     model: String,

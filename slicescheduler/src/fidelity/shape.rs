@@ -120,19 +120,25 @@ impl ModelShape {
         })
     }
 
-    /// Bytes of the weights of one of `ranks` tensor-parallel ranks, at `bytes` per weight.
-    pub fn weight_bytes(&self, ranks: u32, bytes: u64) -> u64 {
+    /// Bytes of the weights of one of `ranks` tensor-parallel ranks, at `bytes` per weight. Experts are spread over
+    /// `expert_ranks`, or like everything else if that is 1.
+    pub fn weight_bytes(&self, ranks: u32, expert_ranks: u32, bytes: u64) -> u64 {
         let [hidden, heads, kv_heads, head_dim] =
             [self.hidden, self.heads, self.kv_heads, self.head_dim].map(u64::from);
         let attention = hidden * head_dim * (2 * heads + 2 * kv_heads);
-        let mut feed_forward = 3 * hidden * u64::from(self.intermediate);
-        if let Some(experts) = self.experts {
-            feed_forward = feed_forward * u64::from(experts.count) + hidden * u64::from(experts.count);
-        }
-        let tables = u64::from(self.vocabulary) * hidden * if self.tied { 1 } else { 2 };
-        let sharded = u64::from(self.layers) * (attention + feed_forward) + tables;
+        let ranks = u64::from(ranks.max(1));
+        let dense = 3 * hidden * u64::from(self.intermediate) / ranks;
+        let feed_forward = match self.experts {
+            Some(experts) if expert_ranks > 1 => {
+                let all = 3 * hidden * u64::from(self.intermediate) * u64::from(experts.count);
+                all / u64::from(expert_ranks) + hidden * u64::from(experts.count)
+            }
+            Some(experts) => (dense + hidden) * u64::from(experts.count),
+            None => dense,
+        };
+        let tables = u64::from(self.vocabulary) * hidden * if self.tied { 1 } else { 2 } / ranks;
         let norms = u64::from(self.layers) * 2 * hidden + hidden;
-        (sharded / u64::from(ranks.max(1)) + norms) * bytes
+        (u64::from(self.layers) * (attention / ranks + feed_forward) + tables + norms) * bytes
     }
 
     /// Bytes that a rank of `ranks` keeps per token, at `bytes` per number.
@@ -150,7 +156,7 @@ mod tests {
     #[test]
     fn llama_8b_has_its_published_size() {
         let shape = ModelShape::of("meta-llama/Llama-3.1-8B-Instruct").unwrap();
-        assert_eq!(shape.weight_bytes(1, 2), 8_030_261_248 * 2);
+        assert_eq!(shape.weight_bytes(1, 1, 2), 8_030_261_248 * 2);
         assert_eq!(shape.kv_bytes_per_token(1, 2), 128 * 1024);
         assert_eq!(shape.kv_bytes_per_token(2, 2), 64 * 1024);
     }
@@ -159,8 +165,9 @@ mod tests {
     #[test]
     fn experts_count_as_often_as_there_are() {
         let shape = ModelShape::of("Qwen/Qwen3-30B-A3B-Instruct-2507").unwrap();
-        let billions = shape.weight_bytes(1, 1) as f64 / 1e9;
-        assert!((billions - 30.53).abs() < 0.02, "{billions}");
+        let billions = |expert_ranks| shape.weight_bytes(1, expert_ranks, 1) as f64 / 1e9;
+        assert!((billions(1) - 30.53).abs() < 0.02, "{}", billions(1));
+        assert!((billions(2) - 16.04).abs() < 0.02, "half of 29.0 billion in experts stays: {}", billions(2));
     }
 
     #[test]

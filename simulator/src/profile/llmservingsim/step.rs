@@ -34,9 +34,9 @@ pub struct Exchange {
     pub token_bytes: f64,
     /// Reductions over the tensor-parallel ranks per block; two, after attention and after the feed-forward part.
     pub reductions: u32,
-    /// Gathers and scatters over the expert ranks per block.
+    /// Gathers and scatters over the expert ranks per block. Each moves what a reduction of one rank's tokens moves.
     pub gathers: u32,
-    /// (bytes, nanoseconds), ascending.
+    /// (bytes of one rank, nanoseconds), ascending.
     pub times: Vec<(f64, f64)>,
 }
 
@@ -91,6 +91,16 @@ pub struct StepParts {
 }
 
 impl StepParts {
+    /// Adds `other` part by part.
+    pub fn add(&mut self, other: Self) {
+        self.dense += other.dense;
+        self.experts += other.experts;
+        self.attention += other.attention;
+        self.skew += other.skew;
+        self.head += other.head;
+        self.exchange += other.exchange;
+    }
+
     /// Their sum.
     pub fn total(&self) -> Nanos {
         let sum = self.dense + self.experts + self.attention + self.skew + self.head + self.exchange;
@@ -183,8 +193,7 @@ impl StepModel {
     fn exchange(&self, step: &Step) -> f64 {
         let Some(exchange) = &self.exchange else { return 0.0 };
         let reduction = exchange.nanos(f64::from(step.tokens) * exchange.token_bytes);
-        let gather = exchange.nanos(f64::from(step.expert_tokens) * exchange.token_bytes);
-        reduction * f64::from(exchange.reductions) + gather * f64::from(exchange.gathers)
+        reduction * f64::from(exchange.reductions + exchange.gathers)
     }
 
     /// Attention of one layer, and what unequal lengths add.
