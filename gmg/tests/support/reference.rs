@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use slicescheduler_gmg::graph::OpGraph;
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TransferId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, OpIndex, RequestId, TransferId};
 use slicescheduler_gmg::job::{JobSpec, StoredState};
 use slicescheduler_gmg::memory::{DeviceLayout, WeightState};
 use slicescheduler_gmg::plan::{Rank, Source};
@@ -92,10 +92,17 @@ struct Request {
     produced: u32,
 }
 
+/// One past the last operator; offset and length; state; what has arrived.
+type Part = (u32, (u64, u64), WeightState, u64);
+
 #[derive(Debug)]
 struct Device {
     layout: DeviceLayout,
     weights: BTreeMap<ModelId, (u64, u64, WeightState)>,
+    /// What has arrived of whole models.
+    loaded: BTreeMap<ModelId, u64>,
+    /// By model and first operator.
+    parts: BTreeMap<(ModelId, u32), Part>,
     staging: BTreeMap<TransferId, (u64, u64)>,
     kv: BTreeMap<RequestId, u32>,
     external: u64,
@@ -115,6 +122,7 @@ pub struct Reference {
     slots: Vec<u32>,
     free_slots: Vec<u32>,
     lanes: BTreeMap<LaneId, Vec<(JobId, u32, Rank)>>,
+    failed_links: Vec<bool>,
     devices: Vec<Device>,
 }
 
@@ -149,7 +157,8 @@ fn best_fit(range: Range<u64>, taken: impl Iterator<Item = (u64, u64)>, length: 
 
 impl Device {
     fn weight_slot(&self, bytes: u64) -> Option<u64> {
-        let taken = self.weights.values().map(|&(offset, length, _)| (offset, length));
+        let whole = self.weights.values().map(|&(offset, length, _)| (offset, length));
+        let taken = whole.chain(self.parts.values().map(|&(_, place, _, _)| place));
         best_fit(0..self.layout.weights.get(), taken, align(bytes))
     }
     fn staging_slot(&self, bytes: u64) -> Option<u64> {
@@ -160,12 +169,29 @@ impl Device {
     fn free_blocks(&self) -> u32 {
         self.layout.kv_blocks() - self.kv.values().sum::<u32>()
     }
+    /// True if every one of these operators finds its weights.
+    fn has_ops(&self, model: ModelId, mut ops: Range<u32>) -> bool {
+        let holds = |op: u32| {
+            let parts = self.parts.iter().filter(|((of, _), _)| *of == model);
+            let mut resident = parts.filter(|(_, (_, _, state, _))| *state == WeightState::Resident);
+            resident.any(|(&(_, first), &(end, ..))| (first..end).contains(&op))
+        };
+        self.has(model) || (!self.weights.contains_key(&model) && ops.all(holds))
+    }
+    fn overlaps(&self, model: ModelId, ops: &Range<u32>) -> bool {
+        let mut parts = self.parts.iter().filter(|((of, _), _)| *of == model);
+        self.weights.contains_key(&model) || parts.any(|(&(_, first), &(end, ..))| first < ops.end && ops.start < end)
+    }
     fn has(&self, model: ModelId) -> bool {
         self.weights.get(&model).is_some_and(|&(_, _, state)| state == WeightState::Resident)
     }
     fn is_empty(&self) -> bool {
         let staged = self.staging.values().any(|&(_, length)| length > 0);
-        !staged && self.kv.is_empty() && self.external == 0 && self.weights.values().all(|&(_, length, _)| length == 0)
+        !staged
+            && self.kv.is_empty()
+            && self.external == 0
+            && self.weights.values().all(|&(_, length, _)| length == 0)
+            && self.parts.values().all(|&(_, (_, length), _, _)| length == 0)
     }
 }
 
@@ -182,6 +208,8 @@ impl Reference {
             devices.push(Device {
                 layout: *memory.layout(),
                 weights: weights.collect(),
+                loaded: BTreeMap::new(),
+                parts: BTreeMap::new(),
                 staging: BTreeMap::new(),
                 kv: BTreeMap::new(),
                 external: 0,
@@ -198,6 +226,7 @@ impl Reference {
             jobs: BTreeMap::new(),
             slots: Vec::new(),
             free_slots: Vec::new(),
+            failed_links: vec![false; view.cluster().links().len()],
             lanes: view.cluster().lanes().map(|lane| (lane, Vec::new())).collect(),
             devices,
         }
@@ -232,6 +261,16 @@ impl Reference {
         best_fit(start..end.max(start), taken.map(|(_, offset, length)| (offset, length)), align(bytes))
     }
 
+    /// A kibibyte for every weight of these operators, if the model has them.
+    fn ops_bytes(&self, model: ModelId, ops: &Range<u32>) -> Option<u64> {
+        let (_, template) = self.models.get(model.index())?;
+        if ops.is_empty() || ops.end > template.op_count() {
+            return None;
+        }
+        let weights = |op: u32| template.op(OpIndex(op)).map_or(0, |op| op.weights().count() as u64);
+        Some(ops.clone().map(weights).sum::<u64>() * 1024)
+    }
+
     fn check_job(&self, spec: &JobSpec) -> Option<(u64, Arc<OpGraph>)> {
         let model = self.models.get(spec.model.index())?.clone();
         spec.binding.is_bound(TOKENS).then_some(model)
@@ -251,6 +290,8 @@ impl Reference {
                 let target = &mut self.devices[device.index()];
                 target.layout = *layout;
                 target.weights.clear();
+                target.parts.clear();
+                target.loaded.clear();
                 target.staging.clear();
             }
             Intent::AddTenant(tenant) => {
@@ -349,7 +390,7 @@ impl Reference {
             Intent::LoadWeights { model, device, source } => {
                 let bytes = self.models.get(model.index())?.0;
                 let target = self.usable(*device)?;
-                if target.weights.contains_key(model) {
+                if target.overlaps(*model, &(0..u32::MAX)) {
                     return None;
                 }
                 let offset = target.weight_slot(bytes)?;
@@ -368,6 +409,38 @@ impl Reference {
                     return None;
                 }
                 self.devices[device.index()].weights.remove(model);
+            }
+            Intent::DrainWeights { model, device } => {
+                self.models.get(model.index())?;
+                if !self.usable(*device)?.has(*model) {
+                    return None;
+                }
+                self.devices[device.index()].weights.get_mut(model)?.2 = WeightState::Evicting;
+            }
+            Intent::LoadOps { model, ops, device, source } => {
+                let bytes = self.ops_bytes(*model, ops)?;
+                let target = self.usable(*device)?;
+                if target.overlaps(*model, ops) {
+                    return None;
+                }
+                let offset = target.weight_slot(bytes)?;
+                if let Source::Device(from) = source
+                    && !self.usable(*from)?.has_ops(*model, ops.clone())
+                {
+                    return None;
+                }
+                let part = (ops.end, (offset, align(bytes)), WeightState::Loading, 0);
+                self.devices[device.index()].parts.insert((*model, ops.start), part);
+            }
+            Intent::EvictOps { model, ops, device } => {
+                self.ops_bytes(*model, ops)?;
+                let &(end, _, state, _) = self.usable(*device)?.parts.get(&(*model, ops.start))?;
+                let uses = |(id, op, _): &(JobId, u32, Rank)| self.jobs[id].spec.model == *model && ops.contains(op);
+                let in_use = |(lane, queue): (&LaneId, &Vec<_>)| lane.device == *device && queue.iter().any(uses);
+                if end != ops.end || state == WeightState::Loading || self.lanes.iter().any(in_use) {
+                    return None;
+                }
+                self.devices[device.index()].parts.remove(&(*model, ops.start));
             }
             Intent::ReserveStaging { transfer, device, bytes } => {
                 let target = self.usable(*device)?;
@@ -422,7 +495,7 @@ impl Reference {
         if job.on_lane() && self.lanes[&lane].iter().any(queued_lower) {
             return None;
         }
-        if bytes > 0 && !device.has(job.spec.model) {
+        if bytes > 0 && !device.has_ops(job.spec.model, ops.clone()) {
             return None;
         }
         let arena = match job.arena {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use slicescheduler_gmg::delta::NewRequest;
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, LinkId, ModelId, RequestId, TenantId, TransferId};
 use slicescheduler_gmg::job::{Job, JobSpec, KvGrowth, Row, StoredState};
 use slicescheduler_gmg::memory::WeightState;
 use slicescheduler_gmg::plan::{Ended, Event, Failure, Fate, Rank, Source};
@@ -58,7 +58,7 @@ impl Stream {
         let mut jobs = Vec::new();
         view.jobs(&mut jobs);
         let on_lane: Vec<_> = jobs.iter().copied().filter(|&id| view.job(id).is_some_and(Job::is_dispatched)).collect();
-        match step.kind % 48 {
+        match step.kind % 56 {
             0..=7 => self.dispatch(step, view, &jobs).into(),
             8..=14 => self.finished(step, view, &on_lane).into(),
             15..=16 => Event::Started { job: self.job(step, &on_lane), at: self.now() }.into(),
@@ -83,6 +83,36 @@ impl Stream {
             44..=45 => Intent::ReturnDevice { device: device(step.a, step.odd) }.into(),
             46 => structure(step),
             47 if step.b & 3 == 0 => Event::Timer { at: self.now() }.into(),
+            48..=50 => part(step).into(),
+            51 => {
+                let (model, ops, device) = some_part(step, view);
+                Intent::EvictOps { model, ops, device }.into()
+            }
+            52 => {
+                let (model, ops, device) = some_part(step, view);
+                Event::OpsLoaded { model, ops, device, at: self.now() }.into()
+            }
+            53 => {
+                let (model, ops, device) = some_part(step, view);
+                Event::WeightsProgress { model, ops, device, loaded: Bytes(u64::from(step.c % 4096)), at: self.now() }
+                    .into()
+            }
+            54 if step.b & 7 == 0 => {
+                Intent::DrainWeights { model: ModelId(u32::from(step.a % 3)), device: device(step.c, step.odd) }.into()
+            }
+            54 => {
+                let draining = |device: &DeviceId| {
+                    let memory = view.memory(*device);
+                    memory.is_some_and(|memory| memory.models().any(|(_, state)| state == WeightState::Evicting))
+                };
+                let device = (0..DEVICES).map(DeviceId).find(draining).unwrap_or(device(step.c, step.odd));
+                Event::WeightsEvicted { model: ModelId(u32::from(step.a % 3)), device, at: self.now() }.into()
+            }
+            55 => {
+                let link = LinkId(u32::from(step.a) % (view.cluster().links().len() as u32 + 1));
+                let at = self.now();
+                if step.c & 1 == 0 { Event::LinkFailed { link, at } } else { Event::LinkReturned { link, at } }.into()
+            }
             _ => loaded(step, view).into(),
         }
     }
@@ -285,6 +315,30 @@ fn staging(step: Step) -> Intent {
     match step.c % 3 {
         0 => Intent::ReleaseStaging { transfer, device },
         _ => Intent::ReserveStaging { transfer, device, bytes: Bytes(u64::from(step.b % 1500)) },
+    }
+}
+
+/// Operators of a model, not always there.
+fn part(step: Step) -> Intent {
+    let first = u32::from(step.b % 6);
+    let ops = first..first + u32::from(step.b / 8 % 3) + u32::from(step.odd >= 16);
+    let source = match step.c % 4 {
+        0 => Source::Device(device(step.c / 4, step.odd)),
+        _ => Source::Host,
+    };
+    Intent::LoadOps { model: ModelId(u32::from(step.a % 3)), ops, device: device(step.a / 4, step.odd), source }
+}
+
+/// A part of a model that is on a device, or something like one.
+fn some_part(step: Step, view: &impl GmgView) -> (ModelId, Range<u32>, DeviceId) {
+    let of = |device: DeviceId| {
+        let parts = view.memory(device).map_or(&[][..], |memory| memory.weight_parts());
+        parts.iter().map(move |part| (part.model, part.ops.clone(), device))
+    };
+    let parts: Vec<_> = (0..DEVICES).map(DeviceId).flat_map(of).collect();
+    match parts.get(usize::from(step.a) % parts.len().max(1)) {
+        Some(part) if step.odd >= 32 => part.clone(),
+        _ => (ModelId(u32::from(step.a % 3)), 0..u32::from(step.b % 7), device(step.c, step.odd)),
     }
 }
 

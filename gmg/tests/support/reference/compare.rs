@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, JobId, OpIndex, RequestId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LinkId, OpIndex, RequestId};
 use slicescheduler_gmg::job::{OpState, StoredState};
-use slicescheduler_gmg::memory::ByteKind;
+use slicescheduler_gmg::memory::{ByteKind, Residency, WeightState};
+use slicescheduler_gmg::units::Bytes;
 
 use super::{Device, Job, Op, Reference};
 
@@ -29,6 +30,9 @@ impl Reference {
             let ops = queue.iter().flat_map(|entry| entry.ops.clone().map(|op| (entry.job, op, entry.rank)));
             assert_eq!(ops.collect::<Vec<_>>(), *expected, "{lane}");
             assert!(queue.iter().all(|entry| !entry.ops.is_empty()), "{lane}");
+        }
+        for (link, &failed) in (0..).map(LinkId).zip(&self.failed_links) {
+            assert_eq!(view.cluster().is_failed(link), failed, "{link}");
         }
         for (device, expected) in (0..).map(DeviceId).zip(&self.devices) {
             self.assert_device(device, expected, view);
@@ -84,7 +88,22 @@ impl Reference {
         let arenas = self.jobs.values().filter_map(|job| job.arena).filter(|&(on, _, _)| on == id);
         let arenas: Vec<_> =
             arenas.map(|(_, offset, length)| (offset, length)).filter(|&(_, length)| length > 0).collect();
-        let weights: Vec<_> = expected.weights.values().map(|&(offset, length, _)| (offset, length)).collect();
+        for (&model, &(_, length, state)) in expected.weights.iter().filter(|(_, (_, length, _))| *length > 0) {
+            let loaded = Bytes(expected.loaded.get(&model).copied().unwrap_or(0));
+            let residency = match state {
+                WeightState::Loading => Residency::Loading { loaded, of: Bytes(length) },
+                WeightState::Resident => Residency::Resident,
+                WeightState::Evicting => Residency::Evicting,
+            };
+            assert_eq!(memory.residency(model, &(0..1)), residency, "{id}, {model}");
+        }
+        let parts = memory.weight_parts().iter().map(|part| {
+            let region = (part.region.offset.get(), part.region.bytes.get());
+            ((part.model, part.ops.start), (part.ops.end, region, part.state, part.loaded.get()))
+        });
+        assert_eq!(parts.collect::<BTreeMap<_, _>>(), expected.parts, "{id}");
+        let whole = expected.weights.values().map(|&(offset, length, _)| (offset, length));
+        let weights: Vec<_> = whole.chain(expected.parts.values().map(|&(_, place, _, _)| place)).collect();
         let staged: Vec<_> = expected.staging.values().copied().collect();
         for (&transfer, &(offset, length)) in &expected.staging {
             let region = memory.staging_region(transfer).map(|region| (region.offset.get(), region.bytes.get()));

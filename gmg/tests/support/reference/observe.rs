@@ -77,16 +77,63 @@ impl Reference {
                 expected
             }
             Event::WeightsLoaded { model, device, .. } => {
-                let device = self.devices.get_mut(device.index());
-                match device.and_then(|device| device.weights.get_mut(model)) {
+                let Some(device) = self.devices.get_mut(device.index()) else { return false };
+                match device.weights.get_mut(model) {
                     Some((_, _, state)) if *state == WeightState::Loading => {
                         *state = WeightState::Resident;
+                        device.loaded.remove(model);
                         true
                     }
                     _ => false,
                 }
             }
             Event::DeviceLost { device, .. } => self.lose(*device),
+            Event::WeightsProgress { model, ops, device, loaded, .. } => {
+                let Some(device) = self.devices.get_mut(device.index()) else { return false };
+                if let Some(&(_, length, WeightState::Loading)) = device.weights.get(model) {
+                    let before = device.loaded.entry(*model).or_default();
+                    let grows = loaded.get() >= *before;
+                    *before = if grows { loaded.get().min(length) } else { *before };
+                    return grows;
+                }
+                match device.parts.get_mut(&(*model, ops.start)) {
+                    Some((end, (_, length), WeightState::Loading, before))
+                        if *end == ops.end && loaded.get() >= *before =>
+                    {
+                        *before = loaded.get().min(*length);
+                        true
+                    }
+                    _ => false,
+                }
+            }
+            Event::OpsLoaded { model, ops, device, .. } => {
+                let device = self.devices.get_mut(device.index());
+                match device.and_then(|device| device.parts.get_mut(&(*model, ops.start))) {
+                    Some((end, _, state, loaded)) if *end == ops.end && *state == WeightState::Loading => {
+                        (*state, *loaded) = (WeightState::Resident, 0);
+                        true
+                    }
+                    _ => false,
+                }
+            }
+            Event::WeightsEvicted { model, device: id, .. } => {
+                let Some(device) = self.devices.get_mut(id.index()) else { return false };
+                device.loaded.remove(model);
+                let state = device.weights.remove(model).map(|(_, _, state)| state);
+                let uses = |(job, _, _): &(JobId, u32, _)| self.jobs[job].spec.model == *model;
+                let used = self.lanes.iter().any(|(lane, queue)| lane.device == *id && queue.iter().any(uses));
+                state == Some(WeightState::Evicting) && !used
+            }
+            Event::LinkFailed { link, .. } | Event::LinkReturned { link, .. } => {
+                let failed = matches!(event, Event::LinkFailed { .. });
+                match self.failed_links.get_mut(link.index()) {
+                    Some(state) if *state != failed => {
+                        *state = failed;
+                        true
+                    }
+                    _ => false,
+                }
+            }
             _ => true,
         }
     }
@@ -136,6 +183,8 @@ impl Reference {
         let Some(device) = self.devices.get_mut(id.index()) else { return false };
         device.lost = true;
         device.weights.clear();
+        device.parts.clear();
+        device.loaded.clear();
         device.staging.clear();
         device.external = 0;
         let sequences: Vec<_> = device.kv.keys().copied().collect();
