@@ -1,7 +1,7 @@
 //! Rooflines fitted to measured tables, for devices and operators that nobody measured.
 
 use super::roofline::{Efficiency, Profile};
-use crate::profile::{DeviceProfile, ErrorSummary, Measure};
+use crate::profile::{DeviceProfile, ErrorSummary, Measure, Scaling};
 use slicescheduler_gmg::units::Nanos;
 
 /// Samples of a kind that are looked at, at most; more tables than this are thinned out evenly.
@@ -27,7 +27,8 @@ impl Family {
     /// The family of a table's operators, if rooflines are for them.
     fn of(measure: &Measure) -> Option<Self> {
         match measure {
-            Measure::MatMul { .. } => Some(Self::MatMul),
+            // Products with scales in blocks have an overhead of their own, tens of microseconds.
+            Measure::MatMul { scaling: Scaling::Whole, .. } => Some(Self::MatMul),
             Measure::Prefill(shape) | Measure::Chunk(shape) | Measure::Decode(shape) if shape.window == 0 => {
                 Some(Self::Attention)
             }
@@ -163,7 +164,7 @@ fn search(samples: &[Sample], start: Efficiency, overhead: Nanos) -> Efficiency 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::{Scaling, Table};
+    use crate::profile::Table;
     use slicescheduler_gmg::cluster::DeviceSpec;
     use slicescheduler_gmg::dtype::DType;
 

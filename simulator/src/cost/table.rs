@@ -66,6 +66,14 @@ impl Affine {
     }
 }
 
+/// How one stored operator is priced by a plain roofline.
+#[derive(Clone, Copy, Debug)]
+struct RooflineRow {
+    flops: Affine,
+    bytes: Affine,
+    ceilings: Ceilings,
+}
+
 /// How one stored operator is priced.
 #[derive(Clone, Debug)]
 struct Row {
@@ -107,6 +115,16 @@ impl Row {
             Rule::Rows { .. } | Rule::Attention(_) => (None, None),
         };
         one.into_iter().chain(other)
+    }
+
+    /// This row as one of a plain roofline, if it is one.
+    fn as_roofline(&self) -> Option<RooflineRow> {
+        match self.rule {
+            Rule::Ceilings { flops, bytes, ceilings } if self.factors.is_empty() => {
+                Some(RooflineRow { flops, bytes, ceilings })
+            }
+            _ => None,
+        }
     }
 
     fn estimate(&self, values: &[u64; SYMBOLS.len()], positions: &[Position], attention: &mut OnePart) -> Estimate {
@@ -157,6 +175,8 @@ pub struct CostTable {
     blocks: SmallVec<[Block; 4]>,
     /// By slot; empty if some operator has to be asked for.
     rows: Vec<Row>,
+    /// The same, if all rows are of a plain roofline; else empty. A shorter loop.
+    roofline: Vec<RooflineRow>,
     /// The dims that tables are read at, each with a table that has its axis: operators that share
     /// a dim and the knots of an axis share the search.
     axes: Vec<(Dim, Arc<Table>)>,
@@ -178,7 +198,8 @@ impl CostTable {
         let (rows, axes) = compile(&*model, &template, &device).unwrap_or_default();
         let none = Affine { constant: 0, factors: [0; SYMBOLS.len()] };
         let bound = rows.iter().flat_map(Row::affine).fold(none, |bound, affine| bound.upper_bound(affine));
-        Self { model, template, device, blocks, rows, axes, bound }
+        let roofline = rows.iter().map(Row::as_roofline).collect::<Option<_>>().unwrap_or_default();
+        Self { model, template, device, blocks, rows, roofline, axes, bound }
     }
 
     /// True if jobs are bound without asking the model.
@@ -192,6 +213,9 @@ impl CostTable {
         if self.rows.is_empty() || self.bound.checked(&values).is_none() {
             return JobCost::bind(&*self.model, &self.template, binding, &self.device);
         }
+        if !self.roofline.is_empty() {
+            return self.bind_roofline(&values);
+        }
         let locate = |(dim, table): &(Dim, Arc<Table>)| table.axes()[0].locate(dim.eval(binding) as f64);
         let positions: SmallVec<[Position; 4]> = self.axes.iter().map(locate).collect();
         let mut attention = OnePart::default();
@@ -200,6 +224,22 @@ impl CostTable {
         for block in &self.blocks {
             let rows = &self.rows[block.slots.start as usize..block.slots.end as usize];
             let estimates = rows.iter().map(|row| row.estimate(&values, &positions, &mut attention));
+            cost.push_run(block.ops.clone(), block.repeat, all, estimates);
+        }
+        cost
+    }
+}
+
+impl CostTable {
+    fn bind_roofline(&self, values: &[u64; SYMBOLS.len()]) -> JobCost {
+        let mut cost = JobCost::empty();
+        let all = self.template.op_count();
+        for block in &self.blocks {
+            let rows = &self.roofline[block.slots.start as usize..block.slots.end as usize];
+            let estimates = rows.iter().map(|row| {
+                let (flops, bytes) = (Flops(row.flops.eval(values)), Bytes(row.bytes.eval(values)));
+                Estimate { duration: row.ceilings.duration(flops, bytes), confidence: Confidence::Modelled }
+            });
             cost.push_run(block.ops.clone(), block.repeat, all, estimates);
         }
         cost
