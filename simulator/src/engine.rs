@@ -12,14 +12,24 @@
 //!   takes the highest rank whose first node is *runnable*: released, and its predecessors done.
 //! - **Right of way.** When a node of a higher rank becomes runnable, the one that runs is cut at
 //!   the first operator boundary that is not before that moment, and goes on later from there.
+//! - **Shared devices.** Lanes of one device with an [`Interference`](crate::interference::Interference)
+//!   slow each other; a device can also be slow as a whole. Operators of such lanes are simulated one by
+//!   one, each at a rate that holds until the set of operators on the device changes; an operator ends
+//!   at the first whole nanosecond at which its work is done. A lane that is alone on a device at full
+//!   speed runs its nodes as a whole.
+//! - **Gangs.** Nodes of several lanes that meet in collectives: see [`Engine::add_gang`].
+//! - **Launches.** A lane can have a host that launches its operators, see [`LaunchCosts`]. The node holds
+//!   its lane, but nothing on the device, until its next operator is launched.
 //! - **Transfers.** A flow starts as soon as it is runnable, waits for the latency of its route, and
-//!   then shares the links max-min fairly with all other flows.
+//!   then shares the links max-min fairly with all other flows. If a link of its route fails, it is
+//!   dropped, what it holds is freed, and its successors never start.
 //! - **Memory.** A node takes its bytes when it starts for the first time and gives them back when
 //!   it ends, also while it is cut. Within one instant, everything that ends frees its bytes before
 //!   anything that starts takes some.
 //! - **Late work.** Nothing ends before the *floor*. A simulation may start in the past, to find
 //!   the state that a lane must be in now; what should have ended by now but was not reported ends
 //!   now.
+//! - **Boundaries** of operators are where one ends and where the next one starts.
 //! - **Ties** go to the lower id.
 //!
 //! A macro-operator is a node over many operators; it behaves exactly as its operators would as
@@ -41,26 +51,41 @@
 //! assert_eq!(engine.ran(guest).map(|ran| (ran.start, ran.finish, ran.cuts)), Some((Nanos(0), Nanos(57), 1)));
 //! ```
 
+mod dispatch;
+mod gang;
 mod lane;
 mod memory;
 mod network;
 mod node;
+mod order;
 mod run;
+mod share;
 mod tournament;
 
-pub use memory::MemoryState;
+pub use dispatch::LaunchCosts;
+pub use gang::{CollectivesRef, GangError};
+pub use memory::{MemoryPoint, MemoryState, Violation};
 pub use node::{CostRef, DeviceRef, Hold, LaneRef, LinkRef, Node, NodeRef, Ran};
+pub use order::OrderCycle;
 pub use tournament::Tournament;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 use slicescheduler_gmg::memory::ByteKind;
 use slicescheduler_gmg::plan::{Rank, Shortage};
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 
 use crate::cost::JobCost;
-use lane::Lane;
+use crate::interference::{Interference, JobDemand, Rate};
+use dispatch::Dispatcher;
+use gang::Gang;
+use lane::{Doing, Lane};
 use memory::Tracked;
 use network::Network;
 use node::{NONE, Phase, Span, State};
+use share::{Device, Rating};
 
 /// The last node of a watched lane ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +103,15 @@ pub struct Drained {
 enum Timer {
     Release(u32),
     Recall(u32, bool),
+    /// One of `changes`.
+    Change(u32),
+}
+
+/// What becomes of a device or a link.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Speed(u32, Rate),
+    Bandwidth(u32, Bandwidth),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -86,21 +120,57 @@ struct Edge {
     next: u32,
 }
 
+/// Bytes that a node holds. The holds of a node are neighbours.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    taken: Bytes,
+    freed: Bytes,
+    device: u32,
+    kind: ByteKind,
+    last: bool,
+}
+
+impl Held {
+    /// The hold of the same node behind this one, which is at `index`.
+    fn next(&self, index: u32) -> u32 {
+        if self.last { NONE } else { index + 1 }
+    }
+}
+
+/// A job's durations and demands.
+#[derive(Clone, Debug)]
+struct Work {
+    cost: JobCost,
+    /// One of `demands`; none if it demands nothing.
+    demand: u32,
+}
+
 /// The event engine. Reused from one simulation to the next: in steady state it does not allocate.
 #[derive(Debug, Default)]
 pub struct Engine {
     nodes: Vec<State>,
     lanes: Vec<Lane>,
-    costs: Vec<JobCost>,
-    devices: Vec<Tracked>,
-    holds: Vec<Hold>,
+    costs: Vec<Work>,
+    demands: Vec<JobDemand>,
+    devices: Vec<Device>,
+    dispatchers: Vec<Dispatcher>,
+    holds: Vec<Held>,
     edges: Vec<Edge>,
     network: Network,
+    /// True if flows or links changed in this instant.
+    network_changed: bool,
+    gangs: Vec<Gang>,
+    gang_members: Vec<u32>,
+    /// By node, as far as there are members of gangs.
+    gang_of: Vec<u32>,
+    /// Operators that are collectives, ascending.
+    collectives: Vec<Vec<u32>>,
     /// The lanes, then the timers, then the network.
     events: Tournament,
     /// Ascending from `timer` on.
     timers: Vec<(Nanos, Timer)>,
     timer: usize,
+    changes: Vec<Change>,
     /// Nodes from here on were added since the last run.
     fresh: usize,
     begun: bool,
@@ -110,10 +180,17 @@ pub struct Engine {
     operators: u64,
     /// Lanes that have to choose again before time moves on.
     unsettled: Vec<u32>,
+    /// Lanes where a gang kept something from starting.
+    gated: Vec<u32>,
+    /// Devices whose rates have to be asked for before time moves on.
+    unrated: Vec<u32>,
     /// Devices whose memory changed in this instant.
     changed: Vec<u32>,
     drained: Vec<u32>,
     arrived: Vec<u32>,
+    rating: Rating,
+    pass: BinaryHeap<Reverse<u32>>,
+    later: Vec<u32>,
 }
 
 impl Engine {
@@ -122,12 +199,20 @@ impl Engine {
         self.nodes.clear();
         self.lanes.clear();
         self.costs.clear();
+        self.demands.clear();
         self.devices.clear();
+        self.dispatchers.clear();
         self.holds.clear();
         self.edges.clear();
         self.network.reset();
+        self.network_changed = false;
+        self.gangs.clear();
+        self.gang_members.clear();
+        self.gang_of.clear();
+        self.collectives.clear();
         self.timers.clear();
         self.timer = 0;
+        self.changes.clear();
         self.fresh = 0;
         self.begun = false;
         self.now = Nanos::ZERO;
@@ -135,6 +220,8 @@ impl Engine {
         self.window = Nanos::ZERO;
         self.operators = 0;
         self.unsettled.clear();
+        self.gated.clear();
+        self.unrated.clear();
         self.changed.clear();
         self.drained.clear();
     }
@@ -145,10 +232,55 @@ impl Engine {
         self.window = window;
     }
 
-    /// Adds a lane.
+    /// Adds a lane that shares nothing with others.
     pub fn add_lane(&mut self) -> LaneRef {
         self.lanes.push(Lane::default());
         LaneRef((self.lanes.len() - 1) as u32)
+    }
+
+    /// Adds a lane of `device`: it is as fast as the device is, and is slowed by the device's other
+    /// lanes if the device has an interference.
+    pub fn add_lane_of(&mut self, device: DeviceRef) -> LaneRef {
+        let lane = self.add_lane();
+        if let (Some(state), Some(lane)) = (self.devices.get_mut(device.0 as usize), self.lanes.last_mut()) {
+            lane.device = device.0;
+            lane.number = state.add_lane();
+        }
+        lane
+    }
+
+    /// Lets a host launch the operators of `lane`, at these costs.
+    pub fn set_launch_costs(&mut self, lane: LaneRef, costs: LaunchCosts) {
+        if let Some(lane) = self.lanes.get_mut(lane.0 as usize) {
+            lane.dispatcher = self.dispatchers.len() as u32;
+            self.dispatchers.push(Dispatcher::new(costs));
+        }
+    }
+
+    /// Lets the lanes of `device` slow each other. Without, they do not.
+    pub fn set_interference(&mut self, device: DeviceRef, interference: Arc<dyn Interference>) {
+        if let Some(device) = self.devices.get_mut(device.0 as usize) {
+            device.set_interference(interference);
+        }
+    }
+
+    /// From `at` on everything on `device` but collectives runs at `speed`: a throttled device, or
+    /// a straggler.
+    pub fn set_speed(&mut self, device: DeviceRef, speed: Rate, at: Nanos) {
+        if (device.0 as usize) < self.devices.len() {
+            self.change_at(at, Change::Speed(device.0, speed));
+        }
+    }
+
+    /// From `at` on `link` carries `bandwidth`. A link that carries nothing has failed: the flows on
+    /// it are dropped at that moment, and later ones when their first byte would move.
+    pub fn set_bandwidth(&mut self, link: LinkRef, bandwidth: Bandwidth, at: Nanos) {
+        self.change_at(at, Change::Bandwidth(link.0, bandwidth));
+    }
+
+    fn change_at(&mut self, at: Nanos, change: Change) {
+        self.timers.push((at.max(self.now), Timer::Change(self.changes.len() as u32)));
+        self.changes.push(change);
     }
 
     /// Adds a link.
@@ -158,13 +290,21 @@ impl Engine {
 
     /// Adds a device, as it is at the start.
     pub fn add_device(&mut self, memory: MemoryState) -> DeviceRef {
-        self.devices.push(Tracked::new(memory));
+        self.devices.push(Device::new(Tracked::new(memory)));
         DeviceRef((self.devices.len() - 1) as u32)
     }
 
-    /// Adds the durations of a job, for nodes that run its operators.
+    /// Adds the durations of a job, for nodes that run its operators. They demand nothing of their
+    /// device.
     pub fn add_cost(&mut self, cost: JobCost) -> CostRef {
-        self.costs.push(cost);
+        self.costs.push(Work { cost, demand: NONE });
+        CostRef((self.costs.len() - 1) as u32)
+    }
+
+    /// Adds the durations of a job and what its operators demand of their device meanwhile.
+    pub fn add_cost_with_demand(&mut self, cost: JobCost, demand: JobDemand) -> CostRef {
+        self.costs.push(Work { cost, demand: self.demands.len() as u32 });
+        self.demands.push(demand);
         CostRef((self.costs.len() - 1) as u32)
     }
 
@@ -176,30 +316,33 @@ impl Engine {
         let lane = node.lane.map_or(NONE, |lane| lane.0);
         let lane = match self.lanes.get_mut(lane as usize) {
             Some(queues) if known => {
-                queues.push(&mut self.nodes, id, node.rank);
+                queues.push(&mut self.nodes, id, node.rank as usize);
                 lane
             }
             _ => NONE,
         };
-        let holds = self.holds.len() as u32;
-        self.nodes.push(State::new(&node, lane, holds..holds));
+        self.nodes.push(State::new(&node, lane));
         NodeRef(id)
     }
 
     /// Adds a transfer of `bytes` over `links`.
     pub fn add_flow(&mut self, links: &[LinkRef], bytes: Bytes, latency: Nanos, release: Nanos) -> NodeRef {
-        let links = self.network.add_route(links.iter().map(|link| link.0));
-        self.add(Node { lane: None, rank: Rank::GuestBestEffort, release, span: Span::Flow { links, bytes, latency } })
+        let transfer = self.network.add_transfer(links.iter().map(|link| link.0), bytes, latency);
+        self.add(Node { lane: None, rank: Rank::GuestBestEffort, release, span: Span::Flow { transfer } })
     }
 
     /// Bytes that a node holds. To be called before another node is added.
     pub fn hold(&mut self, node: NodeRef, hold: Hold) {
-        if let Some(state) = self.nodes.get_mut(node.0 as usize)
-            && state.holds.end as usize == self.holds.len()
-            && (hold.device.0 as usize) < self.devices.len()
-        {
-            self.holds.push(hold);
-            state.holds.end += 1;
+        let is_last = node.0 as usize + 1 == self.nodes.len();
+        let Some(state) = self.nodes.last_mut().filter(|_| is_last) else { return };
+        let Hold { device, kind, taken, freed } = hold;
+        if (device.0 as usize) < self.devices.len() {
+            if state.first_hold == NONE {
+                state.first_hold = self.holds.len() as u32;
+            } else if let Some(previous) = self.holds.last_mut() {
+                previous.last = false;
+            }
+            self.holds.push(Held { taken, freed, device: device.0, kind, last: true });
         }
     }
 
@@ -230,12 +373,21 @@ impl Engine {
 
     /// Counts bytes that are taken now.
     pub fn reserve(&mut self, device: DeviceRef, kind: ByteKind, bytes: Bytes) {
-        self.change(device.0, |memory| memory.add(kind, bytes));
+        self.take(device.0, kind, bytes, NONE);
     }
 
     /// Counts bytes that are freed now.
     pub fn release(&mut self, device: DeviceRef, kind: ByteKind, bytes: Bytes) {
-        self.change(device.0, |memory| memory.remove(kind, bytes));
+        self.free(device.0, kind, bytes);
+    }
+
+    /// Keeps what is in use on `device` over time, for [`memory`](Self::memory).
+    pub fn record_memory(&mut self, device: DeviceRef) {
+        let now = self.now;
+        if let Some(device) = self.devices.get_mut(device.0 as usize) {
+            device.memory.recording = true;
+            device.memory.record(now);
+        }
     }
 
     /// When `node` ran. [`None`] if it did not start before the horizon, was cut and did not go on
@@ -248,13 +400,14 @@ impl Engine {
     /// the one at the first boundary that is not before it.
     pub fn progress(&self, node: NodeRef, horizon: Nanos) -> u32 {
         let Some(state) = self.nodes.get(node.0 as usize) else { return 0 };
-        match (&state.span, state.phase) {
-            (Span::Operators { cost, ops }, Phase::Running) => {
-                let ops = ops.clone();
-                self.costs[*cost as usize].boundary_at_or_after(ops, horizon - state.since).0
-            }
-            (Span::Operators { ops, .. }, _) => ops.start,
-            _ => 0,
+        let Span::Operators { cost, next, end } = state.span else { return 0 };
+        let Some(lane) = self.lanes.get(state.lane as usize).filter(|_| state.phase == Phase::Running) else {
+            return next;
+        };
+        match lane.doing {
+            Doing::Whole => self.costs[cost as usize].cost.boundary_at_or_after(next..end, lane.elapsed(horizon)).0,
+            Doing::Step | Doing::Collective | Doing::Peers => next + 1,
+            Doing::Nothing | Doing::Host => next,
         }
     }
 
@@ -265,12 +418,23 @@ impl Engine {
 
     /// The most bytes in use on `device` at one time.
     pub fn peak(&self, device: DeviceRef) -> Bytes {
-        self.devices.get(device.0 as usize).map_or(Bytes::ZERO, Tracked::peak)
+        self.devices.get(device.0 as usize).map_or(Bytes::ZERO, |device| device.memory.peak())
     }
 
     /// The first time that `device` had too few bytes.
     pub fn shortage(&self, device: DeviceRef) -> Option<Shortage> {
-        self.devices.get(device.0 as usize).and_then(Tracked::shortage)
+        self.violation(device).map(|Violation { at, missing, .. }| Shortage { at, bytes: missing })
+    }
+
+    /// The first time that `device` had too few bytes, and because of whom.
+    pub fn violation(&self, device: DeviceRef) -> Option<Violation> {
+        self.devices.get(device.0 as usize).and_then(|device| device.memory.violation())
+    }
+
+    /// What was in use on `device` from when on, since [`record_memory`](Self::record_memory):
+    /// ascending in time, one point for each instant that changed something.
+    pub fn memory(&self, device: DeviceRef) -> &[MemoryPoint] {
+        self.devices.get(device.0 as usize).map_or(&[], |device| &device.memory.points)
     }
 
     /// Operators of the nodes that started. Work of a fixed length counts as one, a transfer as none.
@@ -278,11 +442,22 @@ impl Engine {
         self.operators
     }
 
-    fn change(&mut self, device: u32, change: impl FnOnce(&mut MemoryState)) {
-        let Some(tracked) = self.devices.get_mut(device as usize) else { return };
-        change(&mut tracked.state);
-        if !tracked.changed {
-            tracked.changed = true;
+    fn take(&mut self, device: u32, kind: ByteKind, bytes: Bytes, by: u32) {
+        if let Some(state) = self.devices.get_mut(device as usize) {
+            state.memory.take(kind, bytes, by);
+            self.memory_changed(device);
+        }
+    }
+
+    fn free(&mut self, device: u32, kind: ByteKind, bytes: Bytes) {
+        if let Some(state) = self.devices.get_mut(device as usize) {
+            state.memory.free(kind, bytes);
+            self.memory_changed(device);
+        }
+    }
+
+    fn memory_changed(&mut self, device: u32) {
+        if !std::mem::replace(&mut self.devices[device as usize].memory.changed, true) {
             self.changed.push(device);
         }
     }

@@ -46,6 +46,7 @@
 //! | [`engine`] | lanes, links and memory over time, from scratch |
 //! | [`incremental`] | a fixed order per lane: schedules of millions of operators, what-if in microseconds |
 //! | [`profile`] | measured durations: tables, interpolation, readers of profile files |
+//! | [`interference`] | what operators that share a device do to each other |
 //! | [`timeline`] | the kept forecast of a graph: [`Timeline`], which implements [`WhatIf`](slicescheduler_gmg::plan::WhatIf) |
 //! | [`world`] | what really happens in a replay: durations, noise and output lengths that forecasts never see |
 
@@ -56,6 +57,7 @@ pub mod calibration;
 pub mod cost;
 pub mod engine;
 pub mod incremental;
+pub mod interference;
 pub mod profile;
 pub mod timeline;
 pub mod world;

@@ -2,11 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::sync::Arc;
+
 use slicescheduler_gmg::memory::ByteKind;
 use slicescheduler_gmg::plan::{Rank, Shortage};
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 use slicescheduler_simulator::cost::JobCost;
-use slicescheduler_simulator::engine::{Engine, Hold, MemoryState, Node, NodeRef, Ran};
+use slicescheduler_simulator::engine::{
+    Engine, GangError, Hold, LaunchCosts, MemoryState, Node, NodeRef, Ran, Violation,
+};
+use slicescheduler_simulator::interference::{Demand, MaxMin, Proportional, Rate};
 
 fn ran(engine: &Engine, node: NodeRef) -> Option<(u64, u64, u32)> {
     engine.ran(node).map(|Ran { start, finish, cuts }| (start.get(), finish.get(), cuts))
@@ -189,4 +194,188 @@ fn references_of_another_simulation_do_no_harm() {
     engine.recall(nowhere, Nanos(3), true);
     assert_eq!(engine.run(Nanos::MAX), None);
     assert_eq!(ran(&engine, nowhere), None);
+}
+
+/// Both want all of the arithmetic: half speed together. The first has done 4 of 10 when the second
+/// comes at 4, and both are at half speed until it has done the other 6, at 16. The second has done
+/// 6 of 20 by then and needs 14 more.
+#[test]
+fn operators_that_want_the_same_share_it() {
+    let mut engine = Engine::default();
+    let device = engine.add_device(MemoryState::of(Bytes::ZERO));
+    engine.set_interference(device, Arc::new(Proportional));
+    let lanes = [engine.add_lane_of(device), engine.add_lane_of(device)];
+    let arithmetic = Demand::new(Demand::FULL, 0);
+    let first = engine.add(Node::fixed(lanes[0], Nanos(10)).demand(arithmetic));
+    let second = engine.add(Node::fixed(lanes[1], Nanos(20)).demand(arithmetic).release(Nanos(4)));
+    engine.run(Nanos::MAX);
+    assert_eq!(ran(&engine, first), Some((0, 16, 0)));
+    assert_eq!(ran(&engine, second), Some((4, 30, 0)));
+}
+
+#[test]
+fn operators_that_want_different_things_do_not_disturb_each_other() {
+    let mut engine = Engine::default();
+    let device = engine.add_device(MemoryState::of(Bytes::ZERO));
+    engine.set_interference(device, Arc::new(MaxMin));
+    let lanes = [engine.add_lane_of(device), engine.add_lane_of(device)];
+    let first = engine.add(Node::fixed(lanes[0], Nanos(10)).demand(Demand::new(Demand::FULL, 0)));
+    let second = engine.add(Node::fixed(lanes[1], Nanos(20)).demand(Demand::new(0, Demand::FULL)));
+    engine.run(Nanos::MAX);
+    assert_eq!(ran(&engine, first), Some((0, 10, 0)));
+    assert_eq!(ran(&engine, second), Some((0, 20, 0)));
+}
+
+/// Operators of 10 at half speed from 15 to 25: the second has done 5 at 15, takes until 25 for the
+/// rest, and the third runs at full speed again.
+#[test]
+fn a_throttled_device_is_slow_for_a_while() {
+    let mut engine = Engine::default();
+    let device = engine.add_device(MemoryState::of(Bytes::ZERO));
+    let lane = engine.add_lane_of(device);
+    let cost = engine.add_cost(JobCost::from_block(&[Nanos(10)], 3));
+    let work = engine.add(Node::operators(lane, cost, 0..3));
+    engine.set_speed(device, Rate::of(1, 2), Nanos(15));
+    engine.set_speed(device, Rate::ONE, Nanos(25));
+    engine.run(Nanos::MAX);
+    assert_eq!(ran(&engine, work), Some((0, 35, 0)));
+}
+
+/// Two ranks of [4 | collective of 6 | 5]. The first starts at 0 and reaches the collective at 4,
+/// the second only at 3 + 4 because its lane is busy until 3. The collective ends at 13, both at 18.
+#[test]
+fn an_early_rank_holds_its_lane_until_the_last_has_come() {
+    let mut engine = Engine::default();
+    let lanes = [engine.add_lane(), engine.add_lane()];
+    let busy = engine.add(Node::fixed(lanes[1], Nanos(3)).rank(Rank::OwnerLatency));
+    let cost = engine.add_cost(JobCost::from_durations(&[Nanos(4), Nanos(6), Nanos(5)]));
+    let ranks = lanes.map(|lane| engine.add(Node::operators(lane, cost, 0..3)));
+    let behind = engine.add(Node::fixed(lanes[0], Nanos(1)));
+    let collectives = engine.add_collectives(&[1]);
+    engine.add_gang(&ranks, collectives).unwrap();
+    engine.check_order().unwrap();
+    engine.run(Nanos::MAX);
+    assert_eq!(ran(&engine, busy), Some((0, 3, 0)));
+    assert_eq!(ran(&engine, ranks[0]), Some((0, 18, 0)));
+    assert_eq!(ran(&engine, ranks[1]), Some((3, 18, 0)));
+    assert_eq!(ran(&engine, behind), Some((18, 19, 0)));
+}
+
+/// Ranks of six operators of 10, the fourth a collective, on lanes where the second starts 5 later.
+/// An owner comes to the first lane at 12: the first rank could stop before its third operator, at
+/// 20, the second too, at 25. Nobody is cut elsewhere.
+#[test]
+fn all_ranks_are_cut_at_the_same_operator() {
+    let mut engine = Engine::default();
+    let lanes = [engine.add_lane(), engine.add_lane()];
+    let busy = engine.add(Node::fixed(lanes[1], Nanos(5)).rank(Rank::OwnerLatency));
+    let cost = engine.add_cost(JobCost::from_block(&[Nanos(10)], 6));
+    let ranks = lanes.map(|lane| engine.add(Node::operators(lane, cost, 0..6)));
+    let collectives = engine.add_collectives(&[3]);
+    engine.add_gang(&ranks, collectives).unwrap();
+    let owner = engine.add(Node::fixed(lanes[0], Nanos(7)).rank(Rank::OwnerLatency).release(Nanos(12)));
+    engine.run(Nanos::MAX);
+    assert_eq!(ran(&engine, busy), Some((0, 5, 0)));
+    assert_eq!(ran(&engine, owner), Some((20, 27, 0)));
+    // Both go on with the third operator, at 27 and 27: 10 to the collective, and three more.
+    assert_eq!(ran(&engine, ranks[0]), Some((0, 67, 1)));
+    assert_eq!(ran(&engine, ranks[1]), Some((5, 67, 1)));
+}
+
+#[test]
+fn gangs_in_different_orders_on_their_lanes_are_a_cycle_that_is_named() {
+    let mut engine = Engine::default();
+    let lanes = [engine.add_lane(), engine.add_lane()];
+    let cost = engine.add_cost(JobCost::from_durations(&[Nanos(1)]));
+    let mut rank = |lane: usize| engine.add(Node::operators(lanes[lane], cost, 0..1));
+    let (a0, b0, b1, a1) = (rank(0), rank(0), rank(1), rank(1));
+    let collectives = engine.add_collectives(&[0]);
+    engine.add_gang(&[a0, a1], collectives).unwrap();
+    engine.check_order().unwrap();
+    engine.add_gang(&[b0, b1], collectives).unwrap();
+    let cycle = engine.check_order().unwrap_err();
+    assert_eq!(cycle.nodes.len(), 2, "{cycle}");
+    assert!([a0, a1].iter().any(|node| cycle.nodes.contains(node)), "{cycle}");
+    assert!([b0, b1].iter().any(|node| cycle.nodes.contains(node)), "{cycle}");
+    engine.run(Nanos::MAX);
+    assert!([a0, a1, b0, b1].iter().all(|&node| engine.ran(node).is_none()));
+}
+
+#[test]
+fn what_cannot_be_a_gang_is_refused() {
+    let mut engine = Engine::default();
+    let lanes = [engine.add_lane(), engine.add_lane()];
+    let cost = engine.add_cost(JobCost::from_durations(&[Nanos(1), Nanos(1)]));
+    let collectives = engine.add_collectives(&[0]);
+    let first = engine.add(Node::operators(lanes[0], cost, 0..2));
+    let same_lane = engine.add(Node::operators(lanes[0], cost, 0..2));
+    let shorter = engine.add(Node::operators(lanes[1], cost, 0..1));
+    let fixed = engine.add(Node::fixed(lanes[1], Nanos(1)));
+    let peer = engine.add(Node::operators(lanes[1], cost, 0..2));
+    assert_eq!(engine.add_gang(&[first], collectives), Err(GangError::TooFew(1)));
+    assert_eq!(engine.add_gang(&[first, same_lane], collectives), Err(GangError::SameLane(first, same_lane)));
+    assert_eq!(engine.add_gang(&[first, shorter], collectives), Err(GangError::Differ(first, shorter)));
+    assert_eq!(engine.add_gang(&[first, fixed], collectives), Err(GangError::NotOperators(fixed)));
+    engine.add_gang(&[first, peer], collectives).unwrap();
+    assert_eq!(engine.add_gang(&[first, peer], collectives), Err(GangError::Taken(first)));
+}
+
+/// Launches take 5. Operators of 2, 9, 2, 2: the first ends at 5 + 2, the second is launched at 10 and
+/// ends at 19, the third at 15 and ends at 21, the fourth is launched at 20 and ends at 23.
+#[test]
+fn launches_show_behind_short_operators_only() {
+    let costs =
+        LaunchCosts { operator: Nanos(5), queue: 8, graph: Nanos(3), graph_operator: Nanos(1), captured: false };
+    let operators = [2, 9, 2, 2].map(Nanos);
+    let mut engine = Engine::default();
+    let (eager, captured) = (engine.add_lane(), engine.add_lane());
+    engine.set_launch_costs(eager, costs);
+    engine.set_launch_costs(captured, LaunchCosts { captured: true, ..costs });
+    let cost = engine.add_cost(JobCost::from_durations(&operators));
+    let alone = engine.add(Node::operators(eager, cost, 0..4));
+    // The graph is launched in 3 + 4 and cut at 18; the owner's takes 3 + 1. What is left is launched
+    // one by one, which the cut costs: 5, 2, and 3 until the fourth is launched.
+    let graph = engine.add(Node::operators(captured, cost, 0..4));
+    let owner = engine.add(Node::fixed(captured, Nanos(10)).rank(Rank::OwnerLatency).release(Nanos(12)));
+    engine.run(Nanos::MAX);
+    assert_eq!(ran(&engine, alone), Some((0, 23, 0)));
+    assert_eq!(ran(&engine, owner), Some((18, 32, 0)));
+    assert_eq!(ran(&engine, graph), Some((0, 44, 1)));
+}
+
+/// 100 bytes at 10 per ns; the link fails at 5 and what the transfer took is freed. Work behind it
+/// never starts, a later transfer takes the link when it is back.
+#[test]
+fn a_failed_link_drops_what_is_on_it() {
+    let mut engine = Engine::default();
+    let (lane, link) = (engine.add_lane(), engine.add_link(Bandwidth::gb_per_s(10)));
+    let device = engine.add_device(MemoryState::of(Bytes(1000)));
+    engine.record_memory(device);
+    let cut = engine.add_flow(&[link], Bytes(100), Nanos::ZERO, Nanos::ZERO);
+    engine.hold(cut, Hold { device, kind: ByteKind::Staging, taken: Bytes(100), freed: Bytes(100) });
+    let behind = engine.add(Node::fixed(lane, Nanos(1)));
+    engine.add_edge(cut, behind);
+    let later = engine.add_flow(&[link], Bytes(100), Nanos::ZERO, Nanos(20));
+    engine.set_bandwidth(link, Bandwidth::ZERO, Nanos(5));
+    engine.set_bandwidth(link, Bandwidth::gb_per_s(5), Nanos(8));
+    engine.run(Nanos::MAX);
+    assert_eq!(ran(&engine, cut), Some((0, 5, 0)));
+    assert_eq!(ran(&engine, behind), None);
+    assert_eq!(ran(&engine, later), Some((20, 40, 0)));
+    let used: Vec<_> = engine.memory(device).iter().map(|at| (at.at.get(), at.of(ByteKind::Staging).get())).collect();
+    assert_eq!(used, [(0, 100), (5, 0)]);
+}
+
+#[test]
+fn a_violation_names_who_took_too_much() {
+    let mut engine = Engine::default();
+    let (left, right) = (engine.add_lane(), engine.add_lane());
+    let device = engine.add_device(MemoryState::of(Bytes(50)));
+    let hold = Hold { device, kind: ByteKind::Kv, taken: Bytes(30), freed: Bytes(30) };
+    let modest = engine.add(Node::fixed(left, Nanos(10)));
+    engine.hold(modest, hold);
+    let greedy = engine.add(Node::fixed(right, Nanos(10)).release(Nanos(4)));
+    engine.hold(greedy, hold);
+    engine.run(Nanos::MAX);
+    assert_eq!(engine.violation(device), Some(Violation { at: Nanos(4), missing: Bytes(10), by: Some(greedy) }));
 }

@@ -163,6 +163,23 @@ impl JobCost {
         (next, self.before(next) - origin)
     }
 
+    /// How long the shortest operator takes; [`Nanos::MAX`] without any. O(stored operators).
+    pub(crate) fn shortest(&self) -> Nanos {
+        let of_run = |run: &Run| {
+            let row = &self.offsets[run.row as usize..(run.row + run.length) as usize];
+            let ends = row.iter().skip(1).copied().chain([run.period]);
+            row.iter().zip(ends).map(|(start, end)| end - *start).min()
+        };
+        self.runs.iter().filter_map(of_run).min().unwrap_or(Nanos::MAX)
+    }
+
+    /// Where operator `op` is among the stored ones, as
+    /// [`JobDemand`](crate::interference::JobDemand) counts them; 0 if the job has no such operator.
+    pub(crate) fn stored(&self, op: u32) -> usize {
+        let run = self.runs.iter().find(|run| op < run.end);
+        run.map_or(0, |run| (run.row + op.saturating_sub(run.first) % run.length) as usize)
+    }
+
     /// The time from the job's first operator to the start of `op`.
     fn before(&self, op: u32) -> Nanos {
         let Some(run) = self.runs.iter().find(|run| op < run.end) else { return self.total };

@@ -1,8 +1,9 @@
 //! Bytes in use on a device over the simulated time.
 
 use slicescheduler_gmg::memory::{ByteKind, DeviceMemory, Ledger};
-use slicescheduler_gmg::plan::Shortage;
 use slicescheduler_gmg::units::{Bytes, Nanos};
+
+use super::node::{NONE, NodeRef};
 
 const KINDS: usize = ByteKind::ALL.len();
 
@@ -73,29 +74,106 @@ impl MemoryState {
     }
 }
 
-/// A device in a simulation.
-#[derive(Clone, Copy, Debug)]
+/// The bytes in use on a device from `at` on, by kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPoint {
+    /// Since when.
+    pub at: Nanos,
+    /// In use, in the order of [`ByteKind::ALL`].
+    pub used: [Bytes; KINDS],
+}
+
+impl MemoryPoint {
+    /// Bytes of `kind`.
+    pub fn of(&self, kind: ByteKind) -> Bytes {
+        self.used[kind as usize]
+    }
+
+    /// Bytes of all kinds.
+    pub fn total(&self) -> Bytes {
+        self.used.iter().copied().sum()
+    }
+}
+
+/// The first time that a device had too few bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// When.
+    pub at: Nanos,
+    /// How many bytes were missing in the part that lacked most.
+    pub missing: Bytes,
+    /// The work that started in that instant and took bytes of the device; the latest added, if
+    /// there were several. [`None`] if what was reserved from outside was too much.
+    pub by: Option<NodeRef>,
+}
+
+/// The memory of a device in a simulation.
+#[derive(Clone, Debug)]
 pub(super) struct Tracked {
-    pub(super) state: MemoryState,
+    state: MemoryState,
     peak: Bytes,
-    shortage: Option<Shortage>,
+    violation: Option<Violation>,
+    /// The latest node that took bytes in this instant.
+    taker: u32,
+    /// True if this instant's changes may have crossed a limit or a peak.
+    grew: bool,
     /// True from a change to the end of its instant.
     pub(super) changed: bool,
+    pub(super) recording: bool,
+    pub(super) points: Vec<MemoryPoint>,
 }
 
 impl Tracked {
     pub(super) fn new(state: MemoryState) -> Self {
-        Self { state, peak: state.total(), shortage: None, changed: false }
+        Self {
+            state,
+            peak: state.total(),
+            violation: None,
+            taker: NONE,
+            grew: true,
+            changed: false,
+            recording: false,
+            points: Vec::new(),
+        }
+    }
+
+    pub(super) fn take(&mut self, kind: ByteKind, bytes: Bytes, by: u32) {
+        self.state.add(kind, bytes);
+        self.grew = true;
+        if by != NONE && (self.taker == NONE || by > self.taker) {
+            self.taker = by;
+        }
+    }
+
+    pub(super) fn free(&mut self, kind: ByteKind, bytes: Bytes) {
+        self.state.remove(kind, bytes);
     }
 
     /// Everything of instant `at` has happened: what ended has freed its bytes, what started has
     /// taken them. In between there is no order, so a peak counts only here.
     pub(super) fn settle(&mut self, at: Nanos) {
         self.changed = false;
+        if self.recording {
+            self.record(at);
+        }
+        if !std::mem::take(&mut self.grew) {
+            return;
+        }
+        let taker = std::mem::replace(&mut self.taker, NONE);
         self.peak = self.peak.max(self.state.total());
-        let missing = self.state.missing();
-        if self.shortage.is_none() && !missing.is_zero() {
-            self.shortage = Some(Shortage { at, bytes: missing });
+        if self.violation.is_none() {
+            let missing = self.state.missing();
+            let by = (taker != NONE).then_some(NodeRef(taker));
+            self.violation = (!missing.is_zero()).then_some(Violation { at, missing, by });
+        }
+    }
+
+    pub(super) fn record(&mut self, at: Nanos) {
+        let point = MemoryPoint { at, used: self.state.used.map(Bytes) };
+        match self.points.last_mut() {
+            Some(last) if last.used == point.used => {}
+            Some(last) if last.at == at => *last = point,
+            _ => self.points.push(point),
         }
     }
 
@@ -103,7 +181,7 @@ impl Tracked {
         self.peak
     }
 
-    pub(super) fn shortage(&self) -> Option<Shortage> {
-        self.shortage
+    pub(super) fn violation(&self) -> Option<Violation> {
+        self.violation
     }
 }

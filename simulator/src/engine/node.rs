@@ -6,6 +6,8 @@ use slicescheduler_gmg::memory::ByteKind;
 use slicescheduler_gmg::plan::Rank;
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
+use crate::interference::Demand;
+
 macro_rules! reference {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -39,18 +41,18 @@ reference! {
 pub(super) const NONE: u32 = u32::MAX;
 
 /// How long a node takes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Span {
-    /// As long as the operators that are left of it. Can be cut between them.
-    Operators { cost: u32, ops: Range<u32> },
+    /// As long as operators `next..end` of a job. Can be cut between them.
+    Operators { cost: u32, next: u32, end: u32 },
     /// So long. Cannot be cut.
-    Fixed(Nanos),
-    /// As long as the links allow.
-    Flow { links: Range<u32>, bytes: Bytes, latency: Nanos },
+    Fixed { length: Nanos, demand: Demand },
+    /// As long as the links allow: a transfer of the network.
+    Flow { transfer: u32 },
 }
 
 /// Work to be added with [`Engine::add`](super::Engine::add).
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Node {
     pub(super) lane: Option<LaneRef>,
     pub(super) rank: Rank,
@@ -62,15 +64,25 @@ impl Node {
     /// Operators of a job on a lane: a macro-operator, or a single one. Rank
     /// [`Rank::GuestBestEffort`], released at time zero.
     pub fn operators(lane: LaneRef, cost: CostRef, ops: Range<u32>) -> Self {
-        let span = Span::Operators { cost: cost.0, ops };
+        let span = Span::Operators { cost: cost.0, next: ops.start, end: ops.end };
         Self { lane: Some(lane), rank: Rank::GuestBestEffort, release: Nanos::ZERO, span }
     }
 
-    /// Work of a given length on a lane, without a boundary inside. Rank
-    /// [`Rank::GuestBestEffort`], released at time zero.
+    /// Work of a given length on a lane, without a boundary inside, that demands nothing of its
+    /// device. Rank [`Rank::GuestBestEffort`], released at time zero.
     pub fn fixed(lane: LaneRef, length: Nanos) -> Self {
-        let span = Span::Fixed(length);
+        let span = Span::Fixed { length, demand: Demand::NONE };
         Self { lane: Some(lane), rank: Rank::GuestBestEffort, release: Nanos::ZERO, span }
+    }
+
+    /// Sets what work of a given length demands of its device. The demands of operators are those
+    /// of their job.
+    #[must_use]
+    pub fn demand(mut self, of_work: Demand) -> Self {
+        if let Span::Fixed { demand, .. } = &mut self.span {
+            *demand = of_work;
+        }
+        self
     }
 
     /// Sets the right of way.
@@ -119,14 +131,27 @@ pub(super) enum Phase {
     Waiting,
     Running,
     Done,
-    /// Taken back.
+    /// Taken back, or its link failed.
     Dropped,
 }
 
-/// A node and what has become of it.
+/// A node and what has become of it: one cache line.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(super) struct State {
+    /// What is left of it.
+    pub(super) span: Span,
+    /// When it may start, until it has started; then when it first did.
+    at: Nanos,
+    finish: Nanos,
     pub(super) lane: u32,
+    /// Predecessors that are not done.
+    pub(super) waits: u32,
+    /// The node behind it in its queue.
+    pub(super) behind: u32,
+    pub(super) first_edge: u32,
+    pub(super) first_hold: u32,
+    cuts: u32,
     pub(super) rank: Rank,
     pub(super) phase: Phase,
     pub(super) recalled: bool,
@@ -134,26 +159,14 @@ pub(super) struct State {
     started: bool,
     /// True if `finish` holds: it ended, or will if nothing else happens.
     finished: bool,
-    /// Predecessors that are not done.
-    pub(super) waits: u32,
-    pub(super) release: Nanos,
-    /// What is left of it.
-    pub(super) span: Span,
-    /// When it last started to run.
-    pub(super) since: Nanos,
-    start: Nanos,
-    finish: Nanos,
-    cuts: u32,
-    /// The operator at which the lane's next event cuts it.
-    pub(super) cut_at: Option<u32>,
-    /// The node behind it in its queue.
-    pub(super) behind: u32,
-    pub(super) first_edge: u32,
-    pub(super) holds: Range<u32>,
+    /// True for a member of a gang.
+    pub(super) in_gang: bool,
 }
 
+const _: () = assert!(size_of::<State>() == 64);
+
 impl State {
-    pub(super) fn new(node: &Node, lane: u32, holds: Range<u32>) -> Self {
+    pub(super) fn new(node: &Node, lane: u32) -> Self {
         Self {
             lane,
             rank: node.rank,
@@ -162,28 +175,40 @@ impl State {
             frees_on_recall: false,
             started: false,
             finished: false,
+            in_gang: false,
             waits: 0,
-            release: node.release,
-            span: node.span.clone(),
-            since: Nanos::ZERO,
-            start: Nanos::ZERO,
+            at: node.release,
+            span: node.span,
             finish: Nanos::ZERO,
             cuts: 0,
-            cut_at: None,
             behind: NONE,
             first_edge: NONE,
-            holds,
+            first_hold: NONE,
         }
+    }
+
+    /// True if nothing but its lane holds it back at `now`.
+    pub(super) fn is_runnable(&self, now: Nanos) -> bool {
+        // The time of a first start is never in the future, so `at` is good for both.
+        self.phase == Phase::Waiting && self.waits == 0 && self.at <= now
+    }
+
+    /// When it may start; of no meaning once it has.
+    pub(super) fn release(&self) -> Nanos {
+        self.at
+    }
+
+    pub(super) fn started(&self) -> bool {
+        self.started
     }
 
     /// It runs from `now` on. True if that is its first start.
     pub(super) fn begin(&mut self, now: Nanos) -> bool {
         self.phase = Phase::Running;
-        self.since = now;
         let first = !self.started;
         if first {
             self.started = true;
-            self.start = now;
+            self.at = now;
         }
         first
     }
@@ -191,9 +216,8 @@ impl State {
     pub(super) fn end(&mut self, now: Nanos) {
         self.phase = Phase::Done;
         self.expect(now);
-        if let Span::Operators { ops, .. } = &mut self.span {
-            ops.start = ops.end;
-        }
+        let (_, end) = self.ops();
+        self.set_next(end);
     }
 
     /// It will end at `finish`.
@@ -205,11 +229,8 @@ impl State {
     /// It stops before operator `next`.
     pub(super) fn cut(&mut self, next: u32) {
         self.phase = Phase::Waiting;
-        self.cut_at = None;
         self.cuts += 1;
-        if let Span::Operators { ops, .. } = &mut self.span {
-            ops.start = next;
-        }
+        self.set_next(next);
     }
 
     /// It will not go on. True if it had started.
@@ -221,14 +242,31 @@ impl State {
 
     pub(super) fn ran(&self) -> Option<Ran> {
         let known = self.started && self.finished;
-        known.then_some(Ran { start: self.start, finish: self.finish, cuts: self.cuts })
+        known.then_some(Ran { start: self.at, finish: self.finish, cuts: self.cuts })
+    }
+
+    /// The operators that are left. Work of a fixed length counts as one.
+    pub(super) fn ops(&self) -> (u32, u32) {
+        match self.span {
+            Span::Operators { next, end, .. } => (next, end),
+            Span::Fixed { .. } => (0, 1),
+            Span::Flow { .. } => (0, 0),
+        }
+    }
+
+    /// The operators before `op` are done.
+    pub(super) fn set_next(&mut self, op: u32) {
+        if let Span::Operators { next, .. } = &mut self.span {
+            *next = op;
+        }
+    }
+
+    pub(super) fn was_cut(&self) -> bool {
+        self.cuts > 0
     }
 
     pub(super) fn op_count(&self) -> u64 {
-        match &self.span {
-            Span::Operators { ops, .. } => u64::from(ops.end.saturating_sub(ops.start)),
-            Span::Fixed(_) => 1,
-            Span::Flow { .. } => 0,
-        }
+        let (next, end) = self.ops();
+        u64::from(end.saturating_sub(next))
     }
 }

@@ -2,9 +2,10 @@
 
 use slicescheduler_gmg::units::Nanos;
 
-use super::node::{NONE, Phase, Span, State};
+use super::lane::{Doing, RANKS};
+use super::node::{NONE, Phase, Span};
 use super::tournament::Tournament;
-use super::{Drained, Edge, Engine, LaneRef, NodeRef, Timer};
+use super::{Change, Drained, Edge, Engine, LaneRef, NodeRef, Timer};
 
 impl Engine {
     /// Runs until nothing is left that would happen before `horizon`, or until a watched lane has
@@ -12,7 +13,7 @@ impl Engine {
     ///
     /// Nothing starts at or after the horizon. What runs at the horizon ends when it would if
     /// nothing else happened. O(events * log lanes), where an event is a start, an end, a cut or a
-    /// release; macro-operators are one start and one end.
+    /// release; macro-operators that nothing slows are one start and one end.
     pub fn run(&mut self, horizon: Nanos) -> Option<Drained> {
         self.admit();
         loop {
@@ -63,7 +64,7 @@ impl Engine {
             self.events.reset(self.lanes.len() + 2);
         }
         for id in self.fresh..self.nodes.len() {
-            let release = self.nodes[id].release;
+            let release = self.nodes[id].release();
             if release > self.now {
                 self.timers.push((release, Timer::Release(id as u32)));
             } else {
@@ -72,6 +73,9 @@ impl Engine {
         }
         self.fresh = self.nodes.len();
         self.timers[self.timer..].sort_unstable();
+        while self.timers.get(self.timer).is_some_and(|(at, _)| *at <= self.now) {
+            self.timer_event();
+        }
         self.set_timer();
     }
 
@@ -85,78 +89,146 @@ impl Engine {
         if source < self.timers_source() {
             self.lane_event(source);
         } else if source == self.timers_source() {
-            let (_, timer) = self.timers[self.timer];
-            self.timer += 1;
+            self.timer_event();
             self.set_timer();
-            match timer {
-                Timer::Release(node) => self.become_runnable(node),
-                Timer::Recall(node, free) => self.take_back(node, free),
-            }
         } else {
             let mut arrived = std::mem::take(&mut self.arrived);
             self.network.step(self.now, self.floor, |node| arrived.push(node));
+            self.network_changed = true;
             for node in arrived.drain(..) {
                 self.end(node);
             }
             self.arrived = arrived;
-            self.events.set(source, self.network.next(self.floor));
+            self.events.set(source, self.network.next());
         }
     }
 
-    /// The node that runs on `lane` reaches its end or the boundary where it is to be cut.
-    fn lane_event(&mut self, lane: u32) {
-        let running = self.lanes[lane as usize].running;
-        self.stop(lane);
-        let state = &mut self.nodes[running as usize];
-        match state.cut_at.take() {
-            None => self.end(running),
-            Some(next) => {
-                state.cut(next);
-                if state.recalled {
-                    self.drop_node(running);
+    fn timer_event(&mut self) {
+        let (_, timer) = self.timers[self.timer];
+        self.timer += 1;
+        match timer {
+            Timer::Release(node) => self.become_runnable(node),
+            Timer::Recall(node, free) => self.take_back(node, free),
+            Timer::Change(change) => match self.changes[change as usize] {
+                Change::Speed(device, speed) => self.set_speed_now(device, speed),
+                Change::Bandwidth(link, bandwidth) => {
+                    self.network.set_bandwidth(link, bandwidth);
+                    self.network_changed = true;
                 }
-            }
+            },
+        }
+    }
+
+    fn lane_event(&mut self, lane: u32) {
+        let state = &self.lanes[lane as usize];
+        let (next, _) = self.nodes[state.running as usize].ops();
+        match state.doing {
+            Doing::Whole => self.reach(lane, state.until),
+            Doing::Step | Doing::Collective => self.reach(lane, next + 1),
+            Doing::Host => self.launched(lane, next),
+            // Neither has an event.
+            Doing::Nothing | Doing::Peers => self.events.set(lane, Tournament::NEVER),
+        }
+    }
+
+    /// The node that runs on `lane` has done everything before `op`.
+    fn reach(&mut self, lane: u32, op: u32) {
+        let running = self.lanes[lane as usize].running;
+        let state = &mut self.nodes[running as usize];
+        let (_, end) = state.ops();
+        if op >= end {
+            self.stop(lane);
+            return self.end(running);
+        }
+        state.set_next(op);
+        if self.stops_before(lane, op) {
+            return self.stop_before(lane, op);
+        }
+        match self.launch_time(lane) {
+            Some(at) => self.wait_for_host(lane, at),
+            None => self.go_on(lane),
+        }
+    }
+
+    /// The host has launched operator `op` of the node that runs on `lane`.
+    fn launched(&mut self, lane: u32, op: u32) {
+        if self.stops_before(lane, op) { self.stop_before(lane, op) } else { self.go_on(lane) }
+    }
+
+    /// The next operator starts, or waits in a collective.
+    pub(super) fn go_on(&mut self, lane: u32) {
+        if self.is_collective(lane) { self.join_collective(lane) } else { self.run_next(lane) }
+    }
+
+    /// True if the running node is to stop at the boundary before `op`, which it has reached.
+    fn stops_before(&self, lane: u32, op: u32) -> bool {
+        match self.gang_on(lane) {
+            Some(gang) => gang.stops_before(op),
+            None => self.lanes[lane as usize].cut_from <= self.now,
+        }
+    }
+
+    pub(super) fn stop_before(&mut self, lane: u32, op: u32) {
+        let running = self.lanes[lane as usize].running;
+        self.nodes[running as usize].cut(op);
+        self.stop(lane);
+        let state = &self.nodes[running as usize];
+        if state.recalled && state.phase == Phase::Waiting && !state.in_gang {
+            self.drop_node(running);
         }
     }
 
     /// The lane runs nothing and will choose again.
     fn stop(&mut self, lane: u32) {
-        self.lanes[lane as usize].running = NONE;
+        self.vacate(lane);
+        let state = &mut self.lanes[lane as usize];
+        let running = std::mem::replace(&mut state.running, NONE);
+        state.doing = Doing::Nothing;
+        state.rate = 0;
+        state.cut_from = Nanos::MAX;
         self.events.set(lane, Tournament::NEVER);
         self.unsettle(lane);
+        if self.nodes[running as usize].in_gang {
+            self.leave_gang(running);
+        }
     }
 
     /// If nothing else holds `node` back, it may start now.
     fn become_runnable(&mut self, node: u32) {
         let state = &self.nodes[node as usize];
-        if state.waits > 0 || state.release > self.now || state.phase != Phase::Waiting {
+        if !state.is_runnable(self.now) {
             return;
         }
         if state.lane != NONE {
             return self.unsettle(state.lane);
         }
-        if let Span::Flow { links, bytes, latency } = &state.span {
-            self.network.start(node, links.clone(), *bytes, *latency, self.now);
+        if let Span::Flow { transfer } = state.span {
+            self.network.start(node, transfer, self.now);
+            self.network_changed = true;
             self.begin(node);
-            self.events.set(self.network_source(), self.network.next(self.floor));
         }
     }
 
     fn begin(&mut self, node: u32) {
         let state = &mut self.nodes[node as usize];
-        let first = state.begin(self.now);
-        if first {
-            self.operators += state.op_count();
-            for index in self.nodes[node as usize].holds.clone() {
-                let hold = self.holds[index as usize];
-                self.change(hold.device.0, |memory| memory.add(hold.kind, hold.taken));
+        let (lane, count) = (state.lane, state.op_count());
+        if state.begin(self.now) {
+            self.operators += if lane == NONE { 0 } else { count };
+            let mut hold = self.nodes[node as usize].first_hold;
+            while let Some(&held) = self.holds.get(hold as usize) {
+                self.take(held.device, held.kind, held.taken, node);
+                hold = held.next(hold);
             }
         }
     }
 
     fn end(&mut self, node: u32) {
         self.nodes[node as usize].end(self.now);
-        self.free(node);
+        let mut hold = self.nodes[node as usize].first_hold;
+        while let Some(&held) = self.holds.get(hold as usize) {
+            self.free(held.device, held.kind, held.freed);
+            hold = held.next(hold);
+        }
         if self.nodes[node as usize].lane != NONE {
             self.leave(node);
         }
@@ -165,13 +237,6 @@ impl Engine {
             self.nodes[to as usize].waits -= 1;
             self.become_runnable(to);
             edge = next;
-        }
-    }
-
-    fn free(&mut self, node: u32) {
-        for index in self.nodes[node as usize].holds.clone() {
-            let hold = self.holds[index as usize];
-            self.change(hold.device.0, |memory| memory.remove(hold.kind, hold.freed));
         }
     }
 
@@ -188,59 +253,116 @@ impl Engine {
     }
 
     fn take_back(&mut self, node: u32, free: bool) {
-        let Some(state) = self.nodes.get_mut(node as usize) else { return };
-        if state.lane == NONE || !matches!(state.phase, Phase::Waiting | Phase::Running) {
+        let Some(state) = self.nodes.get(node as usize) else { return };
+        if state.lane == NONE {
             return;
         }
-        state.recalled = true;
-        state.frees_on_recall = free;
-        let (lane, phase) = (state.lane, state.phase);
-        match phase {
-            Phase::Running => self.cut(lane),
-            _ => self.drop_node(node),
+        if state.in_gang {
+            return self.take_back_gang(node, free);
+        }
+        match state.phase {
+            Phase::Running => {
+                let lane = state.lane;
+                self.mark_recalled(node, free);
+                self.cut(lane);
+            }
+            Phase::Waiting => {
+                self.mark_recalled(node, free);
+                self.drop_node(node);
+            }
+            Phase::Done | Phase::Dropped => {}
         }
     }
 
-    /// `node`, which does not run, leaves without being done.
-    fn drop_node(&mut self, node: u32) {
+    pub(super) fn mark_recalled(&mut self, node: u32, free: bool) {
         let state = &mut self.nodes[node as usize];
-        let (started, free) = (state.drop_at(self.now), state.frees_on_recall);
-        for index in self.nodes[node as usize].holds.clone().filter(|_| free) {
-            let hold = self.holds[index as usize];
-            let held = if started { hold.freed } else { hold.freed - hold.taken };
-            self.change(hold.device.0, |memory| memory.remove(hold.kind, held));
+        state.recalled = true;
+        state.frees_on_recall = free;
+    }
+
+    /// `node`, which does not run, leaves without being done.
+    pub(super) fn drop_node(&mut self, node: u32) {
+        let state = &mut self.nodes[node as usize];
+        let (started, free, mut hold) = (state.drop_at(self.now), state.frees_on_recall, state.first_hold);
+        while let Some(&held) = self.holds.get(hold as usize)
+            && free
+        {
+            let bytes = if started { held.freed } else { held.freed - held.taken };
+            self.free(held.device, held.kind, bytes);
+            hold = held.next(hold);
         }
-        self.leave(node);
+        if self.nodes[node as usize].lane != NONE {
+            self.leave(node);
+        }
     }
 
     /// Plans the cut of the node that runs on `lane`; at once if it is at a boundary now.
     fn cut(&mut self, lane: u32) {
         let running = self.lanes[lane as usize].running;
-        let state = &mut self.nodes[running as usize];
-        if state.cut_at.is_some() {
+        if self.nodes[running as usize].in_gang {
+            return self.cut_gang(running);
+        }
+        let Span::Operators { next, .. } = self.nodes[running as usize].span else { return };
+        if self.lanes[lane as usize].cut_from != Nanos::MAX {
             return;
         }
-        let Span::Operators { cost, ops } = &state.span else { return };
-        let elapsed = self.now + self.window - state.since;
-        let (next, after) = self.costs[*cost as usize].boundary_at_or_after(ops.clone(), elapsed);
-        if next >= ops.end {
-            return;
-        }
-        let at = state.since + after;
-        if at > self.now {
-            state.cut_at = Some(next);
-            self.events.set(lane, at.get());
-            return;
-        }
-        state.cut(next);
-        let recalled = state.recalled;
-        self.stop(lane);
-        if recalled {
-            self.drop_node(running);
+        self.lanes[lane as usize].cut_from = self.now + self.window;
+        match self.lanes[lane as usize].doing {
+            Doing::Whole => {
+                let (op, at) = self.whole_end(lane);
+                if at > self.now || op >= self.nodes[running as usize].ops().1 {
+                    self.lanes[lane as usize].until = op;
+                    self.events.set(lane, at.get());
+                } else {
+                    self.stop_before(lane, op);
+                }
+            }
+            Doing::Step if self.window.is_zero() && self.is_at_boundary(lane) => self.stop_before(lane, next),
+            Doing::Host if self.window.is_zero() => self.stop_before(lane, next),
+            _ => {}
         }
     }
 
-    fn unsettle(&mut self, lane: u32) {
+    /// True if the operator that is simulated on its own has just started.
+    pub(super) fn is_at_boundary(&self, lane: u32) -> bool {
+        let state = &self.lanes[lane as usize];
+        let whole = u128::from(self.operator_length(lane).get()) * u128::from(crate::interference::Rate::ONE.get());
+        state.based == self.now && state.left == whole
+    }
+
+    /// The operator before which something happens to the node that runs as a whole on `lane`: its
+    /// end, a collective, or the boundary where it is cut; and when that is.
+    pub(super) fn whole_end(&self, lane: u32) -> (u32, Nanos) {
+        let state = &self.lanes[lane as usize];
+        match self.nodes[state.running as usize].span {
+            Span::Operators { cost, next, end } => {
+                let cost = &self.costs[cost as usize].cost;
+                let mut until = end;
+                if let Some(gang) = self.gang_on(lane) {
+                    until = gang.segment_end(&self.collectives, next, end);
+                } else if state.cut_from != Nanos::MAX {
+                    let elapsed = state.elapsed(state.cut_from.max(self.now));
+                    until = cost.boundary_at_or_after(next..end, elapsed).0;
+                }
+                let at = state.since + cost.total(next..until).max(Nanos(u64::from(until > next)));
+                (until, if until == end { at.max(self.floor) } else { at })
+            }
+            Span::Fixed { length, .. } => (1, (state.since + length.max(Nanos(1))).max(self.floor)),
+            Span::Flow { .. } => (0, Nanos::MAX),
+        }
+    }
+
+    /// What is left of the running node goes on as one, as if its next operator had started at
+    /// `since` and were `ahead` by a part of a nanosecond.
+    pub(super) fn run_whole(&mut self, lane: u32, since: Nanos, ahead: u32) {
+        let state = &mut self.lanes[lane as usize];
+        (state.doing, state.since, state.ahead, state.rate) = (Doing::Whole, since, ahead, 0);
+        let (until, at) = self.whole_end(lane);
+        self.lanes[lane as usize].until = until;
+        self.events.set(lane, at.get());
+    }
+
+    pub(super) fn unsettle(&mut self, lane: u32) {
         let state = &mut self.lanes[lane as usize];
         if !state.unsettled {
             state.unsettled = true;
@@ -250,49 +372,105 @@ impl Engine {
 
     /// Every lane that something happened to chooses what runs; then the instant is over.
     fn settle(&mut self) {
-        while let Some(lane) = self.unsettled.pop() {
-            self.lanes[lane as usize].unsettled = false;
-            self.choose(lane);
-        }
-        while let Some(device) = self.changed.pop() {
-            self.devices[device as usize].settle(self.now);
-        }
-    }
-
-    fn choose(&mut self, lane: u32) {
-        let Some(best) = self.lanes[lane as usize].best(&self.nodes, self.now) else { return };
-        let running = self.lanes[lane as usize].running;
-        if running != NONE {
-            if self.nodes[best as usize].rank > self.nodes[running as usize].rank {
-                self.cut(lane);
+        if self.network_changed {
+            let mut cut = std::mem::take(&mut self.arrived);
+            self.network.cut_failed(|node| cut.push(node));
+            for node in cut.drain(..) {
+                self.mark_recalled(node, true);
+                self.drop_node(node);
             }
-            return;
+            self.arrived = cut;
         }
-        self.begin(best);
-        let state = &self.nodes[best as usize];
-        let finish = (self.now + self.length(state)).max(self.floor);
-        self.lanes[lane as usize].running = best;
-        self.events.set(lane, finish.get());
+        if self.gangs.is_empty() {
+            while let Some(lane) = self.unsettled.pop() {
+                self.lanes[lane as usize].unsettled = false;
+                self.choose(lane);
+            }
+        } else {
+            self.settle_in_order();
+        }
+        if std::mem::take(&mut self.network_changed) {
+            self.network.share(self.now);
+            self.events.set(self.network_source(), self.network.next());
+        }
+        self.rate_devices();
+        while let Some(device) = self.changed.pop() {
+            self.devices[device as usize].memory.settle(self.now);
+        }
     }
 
-    fn length(&self, state: &State) -> Nanos {
-        match &state.span {
-            Span::Operators { cost, ops } => self.costs[*cost as usize].total(ops.clone()).max(Nanos(1)),
-            Span::Fixed(length) => (*length).max(Nanos(1)),
-            Span::Flow { .. } => Nanos::ZERO,
+    /// True if something started or stopped.
+    pub(super) fn choose(&mut self, lane: u32) -> bool {
+        let Some(best) = self.best(lane) else { return false };
+        let running = self.lanes[lane as usize].running;
+        if running == NONE {
+            self.start(lane, best);
+            return true;
+        }
+        if self.nodes[best as usize].rank > self.nodes[running as usize].rank {
+            self.cut(lane);
+            return self.lanes[lane as usize].running == NONE;
+        }
+        false
+    }
+
+    /// The first node of the highest rank whose first node may start now, or runs.
+    fn best(&mut self, lane: u32) -> Option<u32> {
+        let heads = self.lanes[lane as usize].heads;
+        for rank in (0..RANKS).rev() {
+            let Some(head) = self.nodes.get(heads[rank] as usize) else { continue };
+            if head.phase == Phase::Running {
+                return Some(heads[rank]);
+            }
+            if !head.is_runnable(self.now) {
+                continue;
+            }
+            if self.gangs.is_empty() || self.may_start(lane, heads[rank]) {
+                return Some(heads[rank]);
+            }
+        }
+        None
+    }
+
+    fn start(&mut self, lane: u32, node: u32) {
+        self.begin(node);
+        let state = &mut self.lanes[lane as usize];
+        state.running = node;
+        if state.dispatcher == NONE && !self.nodes[node as usize].in_gang {
+            return self.run_next(lane);
+        }
+        if self.nodes[node as usize].in_gang {
+            self.enter_gang(node);
+        }
+        match self.first_launch(lane) {
+            Some(at) => self.wait_for_host(lane, at),
+            None => self.go_on(lane),
         }
     }
 
     /// What runs at the horizon is reported with the end that it would have if nothing else
-    /// happened.
+    /// happened and nothing slowed the operators that it has not begun.
     fn forecast_running(&mut self) {
-        for lane in 0..self.lanes.len() {
-            let running = self.lanes[lane].running;
-            if running != NONE {
-                let state = &self.nodes[running as usize];
-                let finish = (state.since + self.length(state)).max(self.floor);
-                self.nodes[running as usize].expect(finish);
+        for lane in 0..self.lanes.len() as u32 {
+            let state = &self.lanes[lane as usize];
+            let running = state.running;
+            if running == NONE {
+                continue;
             }
+            let (next, end) = self.nodes[running as usize].ops();
+            let rest = |from: u32| match self.nodes[running as usize].span {
+                Span::Operators { cost, .. } => self.costs[cost as usize].cost.total(from..end),
+                Span::Fixed { length, .. } if from == 0 => length.max(Nanos(1)),
+                _ => Nanos::ZERO,
+            };
+            let event = Nanos(self.events.key(lane));
+            let finish = match state.doing {
+                Doing::Whole => state.since + rest(next),
+                Doing::Step | Doing::Collective => event + rest(next + 1),
+                Doing::Host => event + rest(next),
+                Doing::Nothing | Doing::Peers => self.now + rest(next),
+            };
+            self.nodes[running as usize].expect(finish.max(self.floor));
         }
     }
 }
