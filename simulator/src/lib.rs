@@ -41,9 +41,11 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`calibration`] | learning from observed durations |
+//! | [`collective`] | how long collectives take on a topology |
 //! | [`cost`] | how long operators take: [`CostModel`], [`Roofline`], [`Measured`](cost::Measured), [`JobCost`] |
 //! | [`allocator`] | what a host's memory allocator makes of requests; that of PyTorch, block by block |
 //! | [`engine`] | lanes, links and memory over time, from scratch |
+//! | [`growth`] | how far KV caches will grow: bounds and expectations |
 //! | [`incremental`] | a fixed order per lane: schedules of millions of operators, what-if in microseconds |
 //! | [`profile`] | measured durations: tables, interpolation, readers of profile files |
 //! | [`interference`] | what operators that share a device do to each other |
@@ -54,8 +56,10 @@
 
 pub mod allocator;
 pub mod calibration;
+pub mod collective;
 pub mod cost;
 pub mod engine;
+pub mod growth;
 pub mod incremental;
 pub mod interference;
 pub mod profile;

@@ -1,7 +1,8 @@
 //! Full simulation with the order discovered: 1,000,000 operators of 1 to 20 us on 64 lanes, two on
 //! each of 32 devices, every one an entry of its own that takes and frees activations. Operators are
 //! bound by arithmetic or by memory and share the device's two max-min fairly. Every other one waits for
-//! an operator among the last 256 of any lane; one in 256 waits for 1 MiB over one of 8 links.
+//! an operator among the last 256 of any lane; one in 256 waits for 1 MiB over one of 8 links, which is
+//! sent when an operator about 1,000 places ahead has ended.
 //!
 //! The peer is a simulation in the manner of FlexFlow (Jia, Zaharia, Aiken: Beyond Data and Model
 //! Parallelism for Deep Neural Networks, MLSys 2019): one heap of ready operators, no memory, no
@@ -98,6 +99,9 @@ fn fill(engine: &mut Engine, operators: &[Operator]) {
         if let Some(link) = operator.link {
             let flow = engine.add_flow(&[links[link as usize]], Bytes::mib(1), Nanos::us(8), Nanos::ZERO);
             engine.add_edge(flow, node);
+            if let Some(&sender) = nodes.len().checked_sub(1_000).and_then(|sender| nodes.get(sender)) {
+                engine.add_edge(sender, flow);
+            }
         }
     }
 }

@@ -8,6 +8,7 @@
 mod bind;
 mod full;
 mod queue;
+mod scale;
 mod support;
 mod unrolled;
 mod what_if;
@@ -20,12 +21,13 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 type Rows = fn() -> Outcome<Vec<Target>>;
 
 /// The groups of rows, in the order in which they run.
-const GROUPS: [(&str, Rows); 5] = [
+const GROUPS: [(&str, Rows); 6] = [
     ("bind", bind::rows),
     ("queue", queue::rows),
     ("full", full::rows),
     ("what-if", what_if::rows),
     ("unrolled", unrolled::rows),
+    ("scale", scale::rows),
 ];
 
 fn main() -> Outcome<()> {

@@ -18,6 +18,13 @@ pub(crate) fn shortest<T>(repetitions: u32, mut setup: impl FnMut() -> T, mut ru
     best
 }
 
+/// Memory of this process that is in use; [`None`] where the system does not say.
+pub(crate) fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse().ok().map(|kib: u64| kib << 10)
+}
+
 /// Nanoseconds per item.
 pub(crate) fn nanos_per(time: Duration, items: u64) -> f64 {
     time.as_secs_f64() * 1e9 / items as f64

@@ -177,7 +177,7 @@ impl Engine {
             for lane in running {
                 let state = &self.lanes[lane as usize];
                 match state.doing {
-                    Doing::Step if !state.eager => self.to_whole(lane),
+                    Doing::Step if !state.eager => self.go_whole(lane),
                     Doing::Step => self.set_rate(lane, Rate::ONE),
                     _ => {}
                 }
@@ -186,7 +186,7 @@ impl Engine {
         }
         for &lane in &running {
             if self.lanes[lane as usize].doing == Doing::Whole {
-                self.to_step(lane);
+                self.go_stepwise(lane);
             }
         }
         let mut rating = std::mem::take(&mut self.rating);
@@ -227,7 +227,7 @@ impl Engine {
     }
 
     /// What ran as a whole goes on operator by operator.
-    fn to_step(&mut self, lane: u32) {
+    fn go_stepwise(&mut self, lane: u32) {
         let node = self.lanes[lane as usize].running;
         let elapsed = self.now - self.lanes[lane as usize].since;
         let ahead = self.lanes[lane as usize].ahead;
@@ -256,7 +256,7 @@ impl Engine {
     }
 
     /// Nothing slows `lane` any more: the rest of its node goes on as a whole.
-    fn to_whole(&mut self, lane: u32) {
+    fn go_whole(&mut self, lane: u32) {
         let state = &self.lanes[lane as usize];
         let left = state.left_at(self.now);
         let rest = Nanos(div_ceil(left, u64::from(Rate::ONE.get())));

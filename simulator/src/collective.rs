@@ -1,0 +1,186 @@
+//! How long collectives take on a topology.
+//!
+//! The alpha-beta model: every step costs a latency, every byte the time it needs on the narrowest link.
+//! With `n` ranks, `S` bytes, latency `a` of a step and bandwidth `B` of the narrowest link:
+//!
+//! | collective | `S` | ring | tree |
+//! |---|---|---|---|
+//! | all-reduce | the reduced array | `2 (n-1) a + 2 (n-1)/n S/B` | `2 ceil(log2 n) a + 2 S/B` |
+//! | all-gather | the gathered array | `(n-1) a + (n-1)/n S/B` | `ceil(log2 n) a + (n-1)/n S/B` |
+//! | reduce-scatter | the array before it is scattered | `(n-1) a + (n-1)/n S/B` | `ceil(log2 n) a + (n-1)/n S/B` |
+//! | broadcast | the array | `(n-1) a + S/B` | `ceil(log2 n) a + S/B` |
+//! | all-to-all | what one rank sends, its own part included | `(n-1) a + (n-1)/n S/B` | the same |
+//! | send | the message | `a + S/B` | the same |
+//!
+//! Sources: rings, recursive doubling and halving, pairwise exchange from Thakur, Rabenseifner, Gropp:
+//! Optimization of Collective Communication Operations in MPICH, 2005; the ring all-reduce from Patarasuk
+//! & Yuan: Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, 2009; trees that use
+//! the whole bandwidth from Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast,
+//! reduction and scan, 2009, as NCCL has them. Pipelining hides all but the first step of a broadcast.
+
+use slicescheduler_gmg::cluster::{Cluster, Endpoint};
+use slicescheduler_gmg::id::{DeviceId, LinkId};
+use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
+
+/// What the ranks of a group do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Collective {
+    /// All get the sum of all.
+    AllReduce,
+    /// All get what each has.
+    AllGather,
+    /// Each gets its part of the sum of all.
+    ReduceScatter,
+    /// All get what the first has.
+    Broadcast,
+    /// Each gets a part from each.
+    AllToAll,
+    /// The second gets what the first has.
+    Send,
+}
+
+/// Who sends to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// Each rank to the next: little traffic, many steps.
+    Ring,
+    /// Along binary trees: few steps.
+    Tree,
+}
+
+/// What the links between the ranks of a group allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupLinks {
+    /// Ranks in the group.
+    pub ranks: u32,
+    /// The longest time of an empty message between two that talk to each other.
+    pub latency: Nanos,
+    /// What the narrowest link carries for one of the connections that share it.
+    pub bandwidth: Bandwidth,
+}
+
+impl GroupLinks {
+    /// The links that `ranks` use, in their order, when all connections of the algorithm are busy at
+    /// once. [`None`] for devices that are not of this cluster or not connected. O(ranks * hops).
+    pub fn of(cluster: &Cluster, ranks: &[DeviceId], algorithm: Algorithm) -> Option<Self> {
+        let count = ranks.len();
+        let pairs: Vec<_> = match algorithm {
+            Algorithm::Ring if count > 1 => (0..count).map(|rank| (rank, (rank + 1) % count)).collect(),
+            // Both ways of each edge of a binary tree: up to reduce, down to spread.
+            Algorithm::Tree => (1..count).flat_map(|rank| [(rank, (rank - 1) / 2), ((rank - 1) / 2, rank)]).collect(),
+            Algorithm::Ring => Vec::new(),
+        };
+        let mut users: Vec<(LinkId, u64)> = Vec::new();
+        let mut latency = Nanos::ZERO;
+        for (from, to) in pairs {
+            let route = cluster.route(Endpoint::Device(ranks[from]), Endpoint::Device(ranks[to]))?;
+            latency = latency.max(route.latency(cluster));
+            for link in route.links() {
+                match users.iter_mut().find(|(known, _)| *known == link) {
+                    Some((_, users)) => *users += 1,
+                    None => users.push((link, 1)),
+                }
+            }
+        }
+        let shares =
+            users.iter().filter_map(|&(link, users)| Some(Bandwidth(cluster.link(link)?.bandwidth.get() / users)));
+        Some(Self { ranks: count as u32, latency, bandwidth: shares.min().unwrap_or(Bandwidth::MAX) })
+    }
+
+    /// How long `collective` over `bytes` takes, at least 1 ns; the table of this module says what
+    /// `bytes` are.
+    ///
+    /// ```
+    /// use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
+    /// use slicescheduler_simulator::collective::{Algorithm, Collective, GroupLinks};
+    ///
+    /// let links = GroupLinks { ranks: 4, latency: Nanos::us(10), bandwidth: Bandwidth::gb_per_s(100) };
+    /// let time = links.time(Collective::AllReduce, Algorithm::Ring, Bytes::gb(1));
+    /// assert_eq!(time, Nanos::us(60) + Nanos::ms(15));
+    /// ```
+    pub fn time(&self, collective: Collective, algorithm: Algorithm, bytes: Bytes) -> Nanos {
+        let n = u64::from(self.ranks);
+        if n < 2 {
+            return Nanos(1);
+        }
+        let around = match algorithm {
+            Algorithm::Ring => n - 1,
+            Algorithm::Tree => u64::from(n.next_power_of_two().trailing_zeros()),
+        };
+        let part = bytes.scale(n - 1, n);
+        let (steps, moved) = match (collective, algorithm) {
+            (Collective::AllReduce, Algorithm::Ring) => (2 * around, part.times(2)),
+            (Collective::AllReduce, Algorithm::Tree) => (2 * around, bytes.times(2)),
+            (Collective::AllGather | Collective::ReduceScatter, _) => (around, part),
+            (Collective::Broadcast, _) => (around, bytes),
+            (Collective::AllToAll, _) => (n - 1, part),
+            (Collective::Send, _) => (1, bytes),
+        };
+        (self.latency.times(steps) + self.bandwidth.time_for(moved)).max(Nanos(1))
+    }
+}
+
+/// The faster of ring and tree, as libraries choose by size; ties go to the ring. [`None`] for
+/// devices that are not of this cluster or not connected.
+pub fn fastest(
+    cluster: &Cluster,
+    ranks: &[DeviceId],
+    collective: Collective,
+    bytes: Bytes,
+) -> Option<(Algorithm, Nanos)> {
+    let time =
+        |algorithm| Some((algorithm, GroupLinks::of(cluster, ranks, algorithm)?.time(collective, algorithm, bytes)));
+    let (ring, tree) = (time(Algorithm::Ring)?, time(Algorithm::Tree)?);
+    Some(if tree.1 < ring.1 { tree } else { ring })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slicescheduler_gmg::cluster::DeviceSpec;
+
+    fn cluster() -> Cluster {
+        Cluster::builder()
+            .node("a", |node| node.devices(4, DeviceSpec::h100_sxm()).nvlink(Bandwidth::gb_per_s(450)))
+            .node("b", |node| node.devices(4, DeviceSpec::h100_sxm()).nvlink(Bandwidth::gb_per_s(450)))
+            .network(Bandwidth::gb_per_s(50), Nanos::us(8))
+            .build()
+            .unwrap()
+    }
+
+    /// Inside a node nobody shares a port: 450 GB/s, two hops of 8 us. 64 MiB over four: 6 * 16 us
+    /// and 1.5 * 67,108,864 B / 450 GB/s = 223,696 ns.
+    #[test]
+    fn a_ring_inside_a_node_runs_at_the_rate_of_its_ports() {
+        let ranks = [0, 1, 2, 3].map(DeviceId);
+        let links = GroupLinks::of(&cluster(), &ranks, Algorithm::Ring).unwrap();
+        assert_eq!((links.latency, links.bandwidth), (Nanos::us(16), Bandwidth::gb_per_s(450)));
+        let time = links.time(Collective::AllReduce, Algorithm::Ring, Bytes::mib(64));
+        assert_eq!(time, Nanos::us(96) + Nanos(223_696));
+    }
+
+    /// A ring over both nodes crosses the network once each way; one that alternates between the
+    /// nodes crosses it four times each way.
+    #[test]
+    fn connections_that_share_a_link_share_its_bandwidth() {
+        let in_order = [0, 1, 4, 5].map(DeviceId);
+        let alternating = [0, 4, 1, 5].map(DeviceId);
+        let bandwidth = |ranks: &[DeviceId]| GroupLinks::of(&cluster(), ranks, Algorithm::Ring).unwrap().bandwidth;
+        assert_eq!(bandwidth(&in_order), Bandwidth::gb_per_s(50));
+        assert_eq!(bandwidth(&alternating), Bandwidth::gb_per_s(25));
+    }
+
+    #[test]
+    fn trees_are_for_small_arrays_and_rings_for_large_ones() {
+        let ranks = [0, 1, 2, 3].map(DeviceId);
+        let chosen = |bytes| fastest(&cluster(), &ranks, Collective::AllReduce, bytes).unwrap().0;
+        assert_eq!(chosen(Bytes::kib(4)), Algorithm::Tree);
+        assert_eq!(chosen(Bytes::mib(256)), Algorithm::Ring);
+    }
+
+    #[test]
+    fn strangers_have_no_links() {
+        assert_eq!(GroupLinks::of(&cluster(), &[DeviceId(0), DeviceId(99)], Algorithm::Ring), None);
+    }
+}
