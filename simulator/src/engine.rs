@@ -381,7 +381,7 @@ impl Engine {
         self.free(device.0, kind, bytes);
     }
 
-    /// Keeps what is in use on `device` over time, for [`memory`](Self::memory).
+    /// Keeps what is in use on `device` over time, for [`memory_over_time`](Self::memory_over_time).
     pub fn record_memory(&mut self, device: DeviceRef) {
         let now = self.now;
         if let Some(device) = self.devices.get_mut(device.0 as usize) {
@@ -413,7 +413,7 @@ impl Engine {
 
     /// What `device` has in use now.
     pub fn memory(&self, device: DeviceRef) -> Option<MemoryState> {
-        self.devices.get(device.0 as usize).map(|device| device.state)
+        self.devices.get(device.0 as usize).map(|device| device.memory.state())
     }
 
     /// The most bytes in use on `device` at one time.
@@ -433,7 +433,7 @@ impl Engine {
 
     /// What was in use on `device` from when on, since [`record_memory`](Self::record_memory):
     /// ascending in time, one point for each instant that changed something.
-    pub fn memory(&self, device: DeviceRef) -> &[MemoryPoint] {
+    pub fn memory_over_time(&self, device: DeviceRef) -> &[MemoryPoint] {
         self.devices.get(device.0 as usize).map_or(&[], |device| &device.memory.points)
     }
 

@@ -362,7 +362,8 @@ fn a_failed_link_drops_what_is_on_it() {
     assert_eq!(ran(&engine, cut), Some((0, 5, 0)));
     assert_eq!(ran(&engine, behind), None);
     assert_eq!(ran(&engine, later), Some((20, 40, 0)));
-    let used: Vec<_> = engine.memory(device).iter().map(|at| (at.at.get(), at.of(ByteKind::Staging).get())).collect();
+    let used: Vec<_> =
+        engine.memory_over_time(device).iter().map(|at| (at.at.get(), at.of(ByteKind::Staging).get())).collect();
     assert_eq!(used, [(0, 100), (5, 0)]);
 }
 

@@ -177,6 +177,10 @@ impl Tracked {
         }
     }
 
+    pub(super) fn state(&self) -> MemoryState {
+        self.state
+    }
+
     pub(super) fn peak(&self) -> Bytes {
         self.peak
     }

@@ -118,7 +118,7 @@ fn by_events(engine: &mut Engine, scenario: &Scenario, model: &Arc<dyn Interfere
         times: times.collect(),
         peak: engine.peak(memory).get(),
         shortage: engine.shortage(memory).map(|shortage| (plain(shortage.at), shortage.bytes.get())),
-        memory: engine.memory(memory).iter().map(|point| (plain(point.at), point.total().get())).collect(),
+        memory: engine.memory_over_time(memory).iter().map(|point| (plain(point.at), point.total().get())).collect(),
     }
 }
 
