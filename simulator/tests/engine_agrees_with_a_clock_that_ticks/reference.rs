@@ -209,7 +209,14 @@ impl<'a> Reference<'a> {
         self.start_transfers();
         self.cut_transfers();
         let mut rounds = 0;
-        while (0..LANES).fold(false, |changed, lane| self.choose(lane) || changed) {
+        loop {
+            let mut changed = false;
+            for lane in 0..LANES {
+                changed |= self.choose(lane);
+            }
+            if !changed {
+                break;
+            }
             rounds += 1;
             assert!(rounds < 1_000, "the rules lead nowhere at {}: {:?} {:?}", self.t, self.gangs, self.lanes);
         }
