@@ -129,6 +129,14 @@ pub enum ExecutorError {
         /// The limit.
         limit: usize,
     },
+    /// A graph has more tasks than labels can name.
+    #[error("the graph has {tasks} tasks; at most {limit} are possible")]
+    TooManyTasks {
+        /// Its tasks.
+        tasks: u32,
+        /// The limit.
+        limit: u32,
+    },
     /// A task of a parallel run panicked; the tasks behind it did not run.
     #[error("task {task} panicked; the tasks that depend on it did not run")]
     TaskPanicked {

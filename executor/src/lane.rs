@@ -12,6 +12,8 @@
 //! Every entry ends in exactly one [`LaneEvent`], which gives the program back. An operator that
 //! panics fails its entry; the lane lives on. A lane without work is parked.
 
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod progress;
 mod queue;
 mod spawn;

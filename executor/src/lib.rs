@@ -99,6 +99,7 @@ pub mod lane;
 pub mod model;
 pub mod registry;
 pub mod runner;
+mod sync;
 pub mod transport;
 
 pub use error::{ExecutorError, Result};

@@ -9,6 +9,7 @@ use std::sync::{Barrier, Mutex};
 use proptest::prelude::*;
 use slicescheduler_executor::ExecutorError;
 use slicescheduler_executor::runner::{ParallelRunner, TaskGraph};
+use slicescheduler_gmg::units::Nanos;
 
 /// A graph whose tasks have random names: edges go up in a hidden order.
 fn graph() -> impl Strategy<Value = (u32, Vec<(u32, u32)>)> {
@@ -81,10 +82,13 @@ proptest! {
     }
 
     #[test]
-    fn several_workers_compute_what_the_naive_execution_does((tasks, edges) in graph(), count in 1usize..4) {
+    fn several_workers_compute_what_the_naive_execution_does(
+        (tasks, edges) in graph(), count in 1usize..4, task_time in 1u64..20_000,
+    ) {
         let expected = naive(tasks, &edges);
         let values = Values::new(tasks, &edges);
-        let mut runner = ParallelRunner::new(TaskGraph::compile(tasks, &edges).unwrap(), workers(count));
+        let runner = ParallelRunner::new(TaskGraph::compile(tasks, &edges).unwrap(), workers(count));
+        let mut runner = runner.with_task_time(Nanos(task_time));
         for _ in 0..3 {
             let run = runner.start();
             std::thread::scope(|threads| {
@@ -106,6 +110,30 @@ proptest! {
         }
         let refused = matches!(TaskGraph::compile(tasks, &edges), Err(ExecutorError::Cycle { .. }));
         prop_assert!(refused);
+    }
+}
+
+/// A byte counts up to 254 predecessors; one more, and many more, are counted elsewhere.
+#[test]
+fn a_task_waits_for_all_of_its_predecessors_however_many() {
+    for before in [1, 2, 253, 254, 255, 256, 257, 511, 512, 3_000] {
+        for count in [1, 3] {
+            let edges: Vec<(u32, u32)> = (0..before).map(|task| (task, before)).collect();
+            let graph = TaskGraph::compile(before + 1, &edges).unwrap();
+            let mut runner = ParallelRunner::new(graph, workers(count)).with_task_time(Nanos(100));
+            for _ in 0..3 {
+                let values = Values::new(before + 1, &edges);
+                let run = runner.start();
+                std::thread::scope(|threads| {
+                    for _ in 0..count {
+                        threads.spawn(|| run.work(|task| values.compute(task)).unwrap());
+                    }
+                });
+                let computed = values.take();
+                assert_eq!(computed.iter().filter(|&&value| value == 1).count(), before as usize);
+                assert_eq!(computed.last(), Some(&2), "{before} predecessors, {count} workers");
+            }
+        }
     }
 }
 

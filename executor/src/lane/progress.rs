@@ -6,7 +6,8 @@
 //! one order of the two, and the recaller knows at once which operators will never run.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sync::{AtomicU64, Ordering};
 
 const RECALLED: u64 = 1 << 63;
 

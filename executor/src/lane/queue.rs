@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::progress::{Progress, Recall};
 use super::{Entry, Program, Rank, Ticket};
+use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// An entry that was taken in.
 pub(super) struct Queued {

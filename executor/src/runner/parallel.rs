@@ -1,48 +1,80 @@
 //! One run shared by several workers.
 //!
 //! Each task counts the predecessors that have not finished. Who finishes the last one goes on with
-//! the task itself (so a chain stays with its worker), and puts what else became ready into its
-//! own deque, from which workers without work steal.
+//! the task itself (so a chain stays with its worker), and keeps what else became ready on a stack of
+//! its own. Only what is worth a wake-up goes on to its deque, from which workers without work
+//! steal: everything, or, when tasks are short, the older half of a stack that has grown to that.
 //!
 //! **Sleep.** A worker that finds nothing takes the lock, raises `sleepers`, looks once more and
 //! waits. Who offers work first makes it visible, then reads `sleepers`. Both have a sequentially
 //! consistent fence in between, so either the sleeper sees the work or the other sees the sleeper,
-//! and then it takes the lock to notify, which it gets only once the sleeper waits. Nobody spins.
+//! and then it takes the lock to notify, which it gets only once the sleeper waits. Nobody spins, and
+//! what is kept back is run by its own worker at the latest, so nobody waits for it in vain.
 
 use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use crossbeam::deque::{Steal, Stealer, Worker as Deque};
+use slicescheduler_gmg::units::Nanos;
 
-use super::TaskGraph;
+use super::countdown::Countdowns;
+use super::{SOLE, TaskGraph};
 use crate::error::{ExecutorError, Result};
+use crate::sync::{
+    AtomicBool, AtomicU32, AtomicUsize, Condvar, Deque, Mutex, MutexGuard, Ordering, PoisonError, Steal, Stealer, fence,
+};
 
 /// No task.
 const NONE: u32 = u32::MAX;
+
+/// Work below this is not worth a wake-up, which takes about half as long.
+const WORTH_WAKING: Nanos = Nanos::us(10);
+
+/// Most tasks that a worker keeps back or takes at once, however short they are.
+const MOST_KEPT: u64 = 1024;
 
 /// A graph and what its parallel runs need, allocated once.
 #[derive(Debug)]
 pub struct ParallelRunner {
     graph: TaskGraph,
-    /// Per label: predecessors that have not finished. Back at the start value when a task starts.
-    pending: Box<[AtomicU32]>,
-    seats: Box<[Mutex<Deque<u32>>]>,
+    countdowns: Countdowns,
+    seats: Box<[Mutex<Seat>]>,
     stealers: Box<[Stealer<u32>]>,
-    /// A run was left before its end: `pending` and the deques must be set anew.
+    /// Tasks that are worth a wake-up, at least 1.
+    grain: u32,
+    /// A run was left before its end: countdowns and seats must be set anew.
     left: AtomicBool,
 }
 
+/// What a worker has for itself.
+#[derive(Debug)]
+struct Seat {
+    /// Ready tasks that nobody else can see.
+    kept: Vec<u32>,
+    /// Ready tasks that others may steal; older than `kept`.
+    offered: Deque<u32>,
+}
+
 impl ParallelRunner {
-    /// A runner for at most `workers` threads at a time.
+    /// A runner for at most `workers` threads at a time, which offers every ready task to them.
     pub fn new(graph: TaskGraph, workers: NonZeroUsize) -> Self {
-        let pending = graph.predecessors.iter().map(|&count| AtomicU32::new(count)).collect();
-        let deques: Vec<Deque<u32>> = (0..workers.get()).map(|_| Deque::new_lifo()).collect();
-        let stealers = deques.iter().map(Deque::stealer).collect();
-        let seats = deques.into_iter().map(Mutex::new).collect();
-        Self { graph, pending, seats, stealers, left: AtomicBool::new(false) }
+        let countdowns = Countdowns::new(&graph);
+        let seat = |_| Seat { kept: Vec::new(), offered: Deque::new_lifo() };
+        let seats: Vec<Seat> = (0..workers.get()).map(seat).collect();
+        let stealers = seats.iter().map(|seat| seat.offered.stealer()).collect();
+        let seats = seats.into_iter().map(Mutex::new).collect();
+        Self { graph, countdowns, seats, stealers, grain: 1, left: AtomicBool::new(false) }
+    }
+
+    /// The same, for tasks that take about `duration` each: so many as make 10 us together are handed
+    /// from worker to worker at once, and fewer are not worth waking one. If tasks take longer than
+    /// said, workers may idle while one of them has up to that many ready tasks. Tasks must not wait
+    /// for each other by other means than edges.
+    #[must_use]
+    pub fn with_task_time(mut self, duration: Nanos) -> Self {
+        let tasks = WORTH_WAKING.0.div_ceil(duration.0.max(1));
+        self.grain = tasks.clamp(1, MOST_KEPT) as u32;
+        self
     }
 
     /// The graph.
@@ -53,12 +85,11 @@ impl ParallelRunner {
     /// Opens a run. Nothing happens until a thread calls [`Run::work`].
     pub fn start(&mut self) -> Run<'_> {
         if std::mem::take(self.left.get_mut()) {
-            for (pending, &count) in self.pending.iter_mut().zip(&self.graph.predecessors) {
-                *pending.get_mut() = count;
-            }
+            self.countdowns.reset();
             for seat in &mut self.seats {
-                let deque = seat.get_mut().unwrap_or_else(PoisonError::into_inner);
-                while deque.pop().is_some() {}
+                let seat = seat.get_mut().unwrap_or_else(PoisonError::into_inner);
+                seat.kept.clear();
+                while seat.offered.pop().is_some() {}
             }
         }
         Run {
@@ -119,15 +150,19 @@ impl Run<'_> {
     /// to every worker, when a task panicked.
     pub fn work(&self, task: impl Fn(u32)) -> Result<()> {
         let seats = &self.runner.seats;
-        let seat = self.next_seat.fetch_add(1, Ordering::Relaxed);
-        let Some(deque) = seats.get(seat) else {
+        let number = self.next_seat.fetch_add(1, Ordering::Relaxed);
+        let Some(seat) = seats.get(number) else {
             return Err(ExecutorError::TooManyWorkers { limit: seats.len() });
         };
-        let deque = deque.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seat = seat.lock().unwrap_or_else(PoisonError::into_inner);
         let running = Cell::new(NONE);
         let work = AssertUnwindSafe(|| {
-            while let Some(label) = self.find(&deque, seat) {
-                self.run_from(label, &deque, &running, &task);
+            while let Some(label) = self.find(&mut seat, number) {
+                if seats.len() > 1 {
+                    self.run_from::<true>(label, &mut seat, &running, &task);
+                } else {
+                    self.run_from::<false>(label, &mut seat, &running, &task);
+                }
             }
         });
         if catch_unwind(work).is_err() {
@@ -141,8 +176,9 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a ready task and, one after the other, tasks that it makes ready.
-    fn run_from(&self, label: u32, deque: &Deque<u32>, running: &Cell<u32>, task: &impl Fn(u32)) {
+    /// Runs a ready task and, one after the other, tasks that it makes ready. There may be other
+    /// workers (`SHARED`), or there is room for this one only.
+    fn run_from<const SHARED: bool>(&self, label: u32, seat: &mut Seat, running: &Cell<u32>, task: &impl Fn(u32)) {
         let graph = &self.runner.graph;
         let mut next = Some(label);
         let mut done = 0;
@@ -152,27 +188,47 @@ impl Run<'_> {
             task(name);
             done += 1;
             next = None;
-            for &after in graph.successors(label) {
-                let pending = &self.runner.pending[after as usize];
-                // Release what this task wrote; whoever gets the last one acquires all of it.
-                if pending.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    pending.store(graph.predecessors[after as usize], Ordering::Relaxed);
-                    match next {
-                        None => next = Some(after),
-                        Some(_) => self.offer(after, deque),
-                    }
+            for &entry in graph.successors(label) {
+                let after = entry & !SOLE;
+                if entry & SOLE != 0 || self.runner.countdowns.arrive::<SHARED>(after) {
+                    seat.kept.extend(next.replace(after));
                 }
             }
-            next = next.or_else(|| deque.pop());
+            if SHARED && seat.kept.len() >= self.runner.grain as usize {
+                self.share(seat);
+            }
+            next = next.or_else(|| seat.kept.pop()).or_else(|| seat.offered.pop());
         }
         if self.remaining.fetch_sub(done, Ordering::AcqRel) == done {
             self.wake_all();
         }
     }
 
+    /// Offers what is worth it: all, when a task is worth a wake-up; else the older half, once what
+    /// was offered before is gone.
+    fn share(&self, seat: &mut Seat) {
+        let all = self.runner.grain == 1;
+        if !all && !seat.offered.is_empty() {
+            return;
+        }
+        let count = if all { seat.kept.len() } else { seat.kept.len().div_ceil(2) };
+        for label in seat.kept.drain(..count) {
+            seat.offered.push(label);
+        }
+        fence(Ordering::SeqCst);
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            drop(self.lock());
+            if count > 1 && all {
+                self.wake.notify_all();
+            } else {
+                self.wake.notify_one();
+            }
+        }
+    }
+
     /// Something to do; `None` when the run is over.
-    fn find(&self, deque: &Deque<u32>, seat: usize) -> Option<u32> {
-        if let Some(label) = self.look(deque, seat) {
+    fn find(&self, seat: &mut Seat, number: usize) -> Option<u32> {
+        if let Some(label) = self.look(seat, number) {
             return self.unless_over(label);
         }
         let mut lock = self.lock();
@@ -182,7 +238,7 @@ impl Run<'_> {
             if self.is_over() {
                 break None;
             }
-            if let Some(label) = self.look(deque, seat) {
+            if let Some(label) = self.look(seat, number) {
                 break Some(label);
             }
             lock = self.wake.wait(lock).unwrap_or_else(PoisonError::into_inner);
@@ -192,22 +248,31 @@ impl Run<'_> {
         found
     }
 
-    /// Looks once everywhere: the own deque, tasks without predecessor, the others' deques.
-    fn look(&self, deque: &Deque<u32>, seat: usize) -> Option<u32> {
-        if let Some(label) = deque.pop() {
+    /// Looks once everywhere: the own seat, tasks without predecessor, what others offer.
+    fn look(&self, seat: &mut Seat, number: usize) -> Option<u32> {
+        if let Some(label) = seat.kept.pop().or_else(|| seat.offered.pop()) {
             return Some(label);
         }
-        if self.next_root.load(Ordering::Relaxed) < self.runner.graph.roots {
-            let root = self.next_root.fetch_add(1, Ordering::Relaxed);
-            if root < self.runner.graph.roots {
-                return Some(root);
+        let roots = self.runner.graph.roots;
+        if self.next_root.load(Ordering::Relaxed) < roots {
+            // Passes the end by one grain per worker at most, far from where it would wrap.
+            let first = self.next_root.fetch_add(self.runner.grain, Ordering::Relaxed);
+            if first < roots {
+                let end = roots.min(first + self.runner.grain);
+                seat.kept.extend((first + 1..end).rev());
+                return Some(first);
             }
         }
         let stealers = &self.runner.stealers;
         (1..stealers.len()).find_map(|distance| {
-            let victim = &stealers[(seat + distance) % stealers.len()];
+            let victim = &stealers[(number + distance) % stealers.len()];
             loop {
-                match victim.steal() {
+                // What is worth a wake-up stays where sleepers look for it until somebody runs it.
+                let stolen = match self.runner.grain {
+                    1 => victim.steal(),
+                    _ => victim.steal_batch_and_pop(&seat.offered),
+                };
+                match stolen {
                     Steal::Success(label) => return Some(label),
                     Steal::Empty => return None,
                     // Somebody else got one in the meantime.
@@ -215,15 +280,6 @@ impl Run<'_> {
                 }
             }
         })
-    }
-
-    fn offer(&self, label: u32, deque: &Deque<u32>) {
-        deque.push(label);
-        fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::Relaxed) > 0 {
-            drop(self.lock());
-            self.wake.notify_one();
-        }
     }
 
     fn wake_all(&self) {
