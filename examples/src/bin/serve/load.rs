@@ -167,12 +167,15 @@ impl Fared {
     }
 }
 
-/// The value below which `share` of the values lie (nearest rank).
-fn quantile(values: &[Nanos], share: f64) -> f64 {
+/// Median and 99th percentile (nearest rank), or that there is nothing.
+fn quantiles(values: &[Nanos], decimals: usize) -> String {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
-    let rank = ((share * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
-    sorted.get(rank).map_or(f64::NAN, |value| value.as_ms_f64())
+    let rank = |share: f64| ((share * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
+    match (sorted.get(rank(0.5)), sorted.get(rank(0.99))) {
+        (Some(half), Some(most)) => format!("{:.decimals$} / {:.decimals$}", half.as_ms_f64(), most.as_ms_f64()),
+        _ => "-".to_owned(),
+    }
 }
 
 impl fmt::Display for Outcome {
@@ -194,8 +197,8 @@ impl fmt::Display for Outcome {
                 fared.output_tokens,
                 fared.prompt_tokens,
                 all as f64 / lasted,
-                format!("{:.0} / {:.0}", quantile(&fared.first, 0.5), quantile(&fared.first, 0.99)),
-                format!("{:.1} / {:.1}", quantile(&fared.pace, 0.5), quantile(&fared.pace, 0.99)),
+                quantiles(&fared.first, 0),
+                quantiles(&fared.pace, 1),
             )?;
         }
         Ok(())

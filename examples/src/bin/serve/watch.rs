@@ -125,6 +125,9 @@ impl fmt::Display for Watch {
             )?;
         }
         let Seen { predicted, measured, off, jobs, .. } = &*seen;
+        if *jobs == 0 {
+            return writeln!(f, "recalled {} times; no makespan was predicted", seen.recalled);
+        }
         writeln!(
             f,
             "recalled {} times; makespans of {jobs} stretches: predicted {predicted:.2} s, measured {measured:.2} s \
