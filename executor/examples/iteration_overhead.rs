@@ -14,7 +14,7 @@ use slicescheduler_executor::kernels::{
     embed_panels, gather_rows, matmul, rms_norm, rotary_frequencies, rotate_and_store, swiglu,
 };
 use slicescheduler_executor::lane::StdThreads;
-use slicescheduler_executor::model::{DecoderModel, SeededWeights, Shard, WeightSource};
+use slicescheduler_executor::model::{CpuModel, SeededWeights, Shard, WeightSource};
 use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
 use slicescheduler_gmg::delta::NewRequest;
 use slicescheduler_gmg::id::{DeviceId, LaneId, ModelId, RequestId};
@@ -159,7 +159,7 @@ fn through_the_world(sequences: u32) -> Outcome<(f64, f64, Vec<u32>)> {
     gmg.lay_out(DeviceId(0), DeviceLayout { kv_block, kv_block_tokens: BLOCK_TOKENS, ..DeviceLayout::of(memory) })?;
     let tenant = gmg.add_tenant(Tenant::best_effort("bench"))?;
     let template = Arc::new(dense(&spec)?);
-    let decoder = DecoderModel::new(&spec, template.clone(), &SeededWeights::new(SEED))?;
+    let decoder = CpuModel::decoder(&spec, template.clone(), &SeededWeights::new(SEED))?;
     let model = gmg.add_model(tenant, Model::new("tiny", template), Container::replicas([0]))?;
     let clock = Arc::new(SinceStart(Instant::now()));
     let options = CpuWorldOptions::default();

@@ -14,6 +14,9 @@
 //! token stream of a request does not depend on how it was batched, chunked, recalled or recomputed
 //! (see [`kernels`](crate::kernels)).
 //!
+//! **Vectors.** A request to an encoder ends with the one job that computes it, which has all of its
+//! tokens as one row. Events count its vector as one token, 0; [`CpuWorld::embedding`] has it.
+//!
 //! **What passes from tenant to tenant.** A KV block that held another tenant's tokens is zeroed on
 //! the lane, before the first operator of the first job that has it in a block table. Weight slots
 //! are overwritten as a whole, and activations are written before they are read.
@@ -47,7 +50,7 @@ use slicescheduler_gmg::{GmgView, View};
 use crate::error::{ExecutorError, Result};
 use crate::kernels::Sampling;
 use crate::lane::{LaneClock, LaneEvent, ThreadSpawner};
-use crate::model::DecoderModel;
+use crate::model::CpuModel;
 use crate::registry::{BoundModel, KernelRegistry};
 use crate::transport::{InProcess, InProcessOptions};
 use device::Device;
@@ -106,7 +109,7 @@ impl CpuWorld {
     /// are lacking.
     pub fn new(
         view: View<'_>,
-        models: Vec<(ModelId, DecoderModel)>,
+        models: Vec<(ModelId, CpuModel)>,
         clock: Arc<dyn Clock>,
         threads: &dyn ThreadSpawner,
         options: CpuWorldOptions,
@@ -172,6 +175,11 @@ impl CpuWorld {
     /// The output tokens of a request so far; none if it is not known.
     pub fn tokens(&self, request: RequestId) -> &[u32] {
         self.sequences.produced(request)
+    }
+
+    /// The vector of a request to an encoder, once its job is done.
+    pub fn embedding(&self, request: RequestId) -> Option<Arc<[f32]>> {
+        self.sequences.embedding(request)
     }
 
     /// Drops the tokens of a request that has ended.

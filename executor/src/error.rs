@@ -216,8 +216,8 @@ pub enum ExecutorError {
         reason: String,
     },
     /// A template lacks what the executor fills or reads, or has what it can not fill.
-    #[error("template {template:?} is not that of a decoder: {reason}")]
-    NotADecoder {
+    #[error("template {template:?} is neither that of a decoder nor that of an encoder: {reason}")]
+    NotAModel {
         /// The template's name.
         template: String,
         /// What is missing, or too much.
@@ -340,6 +340,21 @@ pub enum ExecutorError {
         /// Whether it gives an output token.
         emits: bool,
         /// Tokens of prompt and output so far.
+        known: usize,
+    },
+    /// A job of an encoder has a part of a sequence as a row.
+    #[error(
+        "a row of {request} has its tokens {start} to {end} of {known}; an encoder takes all tokens of a sequence at \
+         once"
+    )]
+    NotWhole {
+        /// The request.
+        request: RequestId,
+        /// The row's first position.
+        start: u64,
+        /// One past the row's last position.
+        end: u64,
+        /// Tokens of the sequence.
         known: usize,
     },
     /// A job's dims and rows say different things.

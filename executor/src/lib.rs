@@ -14,7 +14,7 @@
 //!
 //! use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
 //! use slicescheduler_executor::lane::StdThreads;
-//! use slicescheduler_executor::model::{DecoderModel, SeededWeights};
+//! use slicescheduler_executor::model::{CpuModel, SeededWeights};
 //! use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
 //! use slicescheduler_gmg::delta::NewRequest;
 //! use slicescheduler_gmg::id::{DeviceId, LaneId};
@@ -39,7 +39,7 @@
 //! let tenant = gmg.add_tenant(Tenant::best_effort("demo"))?;
 //! let spec = DenseSpec::tiny();
 //! let template = Arc::new(dense(&spec)?);
-//! let decoder = DecoderModel::new(&spec, template.clone(), &SeededWeights::new(7))?;
+//! let decoder = CpuModel::decoder(&spec, template.clone(), &SeededWeights::new(7))?;
 //! let model = gmg.add_model(tenant, Model::new("tiny", template), Container::replicas([0]))?;
 //! let clock = Arc::new(SinceStart(Instant::now()));
 //! let mut world = CpuWorld::new(gmg.view(), vec![(model, decoder)], clock, &StdThreads, CpuWorldOptions::default())?;
@@ -79,7 +79,7 @@
 //! |---|---|
 //! | [`cpu_world`] | the world of CPU lanes |
 //! | [`backend`], [`transport`] | the seams to kinds of devices and ways between them |
-//! | [`model`] | a decoder with its packed weights, and where weights come from |
+//! | [`model`] | a decoder or an encoder with its packed weights, and where weights come from |
 //! | [`checkpoint`] | weights in files (features `gguf`, `safetensors`) |
 //! | [`registry`], [`kernels`] | which kernel runs an operator; the CPU kernels, whose bits do not depend on batching |
 //! | [`lane`] | worker-owned queues, in order, recallable at operator boundaries |

@@ -1,5 +1,6 @@
 //! What the executor needs of a model: its template, where each weight lies, and its weights.
 
+mod ports;
 mod weights;
 
 use std::sync::Arc;
@@ -7,10 +8,10 @@ use std::sync::Arc;
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::graph::{OpGraph, Role, TensorView};
 use slicescheduler_gmg::id::TensorId;
-use slicescheduler_gmg::semantics::OpKind;
-use slicescheduler_gmg::templates::DenseSpec;
+use slicescheduler_gmg::templates::{DenseSpec, EncoderSpec};
 use slicescheduler_gmg::units::Bytes;
 
+pub(crate) use ports::{Input, Output, Ports};
 pub(crate) use weights::round_to;
 pub use weights::{SeededWeights, Shard, WeightSource};
 
@@ -72,16 +73,7 @@ pub(crate) enum Home {
     Cache(usize),
 }
 
-/// The inputs that the executor fills, and the output that it reads.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ports {
-    pub(crate) token_ids: TensorId,
-    pub(crate) positions: TensorId,
-    pub(crate) logit_rows: TensorId,
-    pub(crate) next_ids: TensorId,
-}
-
-/// A decoder with its weights, packed for the CPU kernels, in host memory.
+/// A decoder or an encoder with its weights, packed for the CPU kernels, in host memory.
 ///
 /// The packed weights are the image of a weight slot: loading a model onto a device is a copy of
 /// [`slot_bytes`](Self::slot_bytes) bytes, from here or from another device's slot. Cheap to clone;
@@ -90,18 +82,18 @@ pub(crate) struct Ports {
 /// ```
 /// use std::sync::Arc;
 ///
-/// use slicescheduler_executor::model::{DecoderModel, SeededWeights};
+/// use slicescheduler_executor::model::{CpuModel, SeededWeights};
 /// use slicescheduler_gmg::templates::{DenseSpec, dense};
 ///
 /// let spec = DenseSpec::tiny();
 /// let template = Arc::new(dense(&spec)?);
-/// let model = DecoderModel::new(&spec, template, &SeededWeights::new(7))?;
+/// let model = CpuModel::decoder(&spec, template, &SeededWeights::new(7))?;
 /// assert_eq!(model.slot_bytes(), spec.weight_bytes());
 /// assert_eq!(model.kv_block_bytes(16), spec.kv_bytes_per_token().times(16));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct DecoderModel {
+pub struct CpuModel {
     template: Arc<OpGraph>,
     homes: Arc<[Home]>,
     image: Arc<Arena>,
@@ -110,10 +102,10 @@ pub struct DecoderModel {
     kv_heads: usize,
     head_dim: usize,
     max_context: u32,
-    ports: Ports,
+    ports: Arc<Ports>,
 }
 
-impl DecoderModel {
+impl CpuModel {
     /// Packs the weights of a model whose template was made from `spec` by
     /// [`dense`](slicescheduler_gmg::templates::dense). The graph's model must have the same
     /// `template`. Takes [`slot_bytes`](Self::slot_bytes) of host memory and, while it runs, the
@@ -124,10 +116,24 @@ impl DecoderModel {
     /// # Errors
     /// When the template is not that of a decoder, an activation or the KV cache is not `F32`, a weight
     /// has an element type without a kernel, the source fails, or there is no memory.
-    pub fn new(spec: &DenseSpec, template: Arc<OpGraph>, weights: &dyn WeightSource) -> Result<Self> {
+    pub fn decoder(spec: &DenseSpec, template: Arc<OpGraph>, weights: &dyn WeightSource) -> Result<Self> {
+        Self::pack(template, spec.max_context, weights)
+    }
+
+    /// As [`decoder`](Self::decoder), of a model whose template was made from `spec` by
+    /// [`encoder`](slicescheduler_gmg::templates::encoder). It has no cache: a job has whole sequences
+    /// as rows, and gives one vector for each.
+    ///
+    /// # Errors
+    /// As [`decoder`](Self::decoder).
+    pub fn encoder(spec: &EncoderSpec, template: Arc<OpGraph>, weights: &dyn WeightSource) -> Result<Self> {
+        Self::pack(template, u32::try_from(spec.positions).unwrap_or(u32::MAX), weights)
+    }
+
+    fn pack(template: Arc<OpGraph>, max_context: u32, weights: &dyn WeightSource) -> Result<Self> {
         let (homes, slot_bytes) = homes(&template)?;
-        let ports = ports(&template)?;
-        let (kv_heads, head_dim) = kv_shape(&template)?;
+        let ports = Ports::of(&template)?;
+        let (kv_heads, head_dim) = ports::kv_shape(&template, &ports)?;
         let layers = homes.iter().filter(|home| matches!(home, Home::Cache(_))).count();
         let mut image = Arena::new(slot_bytes)?;
         pack(&template, &homes, weights, &mut image)?;
@@ -139,8 +145,8 @@ impl DecoderModel {
             layers,
             kv_heads,
             head_dim,
-            max_context: spec.max_context,
-            ports,
+            max_context,
+            ports: Arc::new(ports),
         })
     }
 
@@ -152,10 +158,9 @@ impl DecoderModel {
     /// The [`slot_bytes`](Self::slot_bytes) of a model of this template, without loading it.
     ///
     /// # Errors
-    /// When the template is not that of a decoder, or a tensor has an element type without a kernel.
+    /// When the template is that of neither a decoder nor an encoder, or a tensor has an element type without a kernel.
     pub fn slot_bytes_for(template: &OpGraph) -> Result<Bytes> {
-        ports(template)?;
-        kv_shape(template)?;
+        ports::kv_shape(template, &Ports::of(template)?)?;
         homes(template).map(|(_, slot_bytes)| slot_bytes)
     }
 
@@ -167,7 +172,7 @@ impl DecoderModel {
         self.slot_bytes
     }
 
-    /// Bytes that a KV block of `block_tokens` tokens must have.
+    /// Bytes that a KV block of `block_tokens` tokens must have; none for an encoder.
     pub fn kv_block_bytes(&self, block_tokens: u32) -> Bytes {
         self.kv_layout(block_tokens).block_bytes()
     }
@@ -194,8 +199,8 @@ impl DecoderModel {
         self.homes.get(tensor.index()).copied()
     }
 
-    pub(crate) fn ports(&self) -> Ports {
-        self.ports
+    pub(crate) fn ports(&self) -> &Ports {
+        &self.ports
     }
 }
 
@@ -252,44 +257,6 @@ fn weight_shape(view: &TensorView<'_>) -> Result<WeightShape> {
     }
 }
 
-fn not_a_decoder(template: &OpGraph, reason: String) -> ExecutorError {
-    ExecutorError::NotADecoder { template: template.name().to_owned(), reason }
-}
-
-fn ports(template: &OpGraph) -> Result<Ports> {
-    let find = |name: &str, role: Role| {
-        let found = template.find_tensor(name).and_then(|id| template.tensor(id));
-        let found = found.filter(|view| view.tensor.role == role && view.tensor.dtype == DType::U32);
-        found.map(|view| view.id).ok_or_else(|| not_a_decoder(template, format!("it has no {role} {name:?} of u32")))
-    };
-    let ports = Ports {
-        token_ids: find("token_ids", Role::Input)?,
-        positions: find("positions", Role::Input)?,
-        logit_rows: find("logit_rows", Role::Input)?,
-        next_ids: find("next_ids", Role::Output)?,
-    };
-    let filled = [ports.token_ids, ports.positions, ports.logit_rows];
-    let unknown = template.tensors().find(|view| view.tensor.role == Role::Input && !filled.contains(&view.id));
-    match unknown {
-        Some(view) => Err(not_a_decoder(template, format!("nothing fills its input {:?}", view.name().to_string()))),
-        None => Ok(ports),
-    }
-}
-
-/// The heads of the cache and their size, the same in all layers.
-fn kv_shape(template: &OpGraph) -> Result<(usize, usize)> {
-    let mut shape = None;
-    for op in template.ops() {
-        if let OpKind::Rotary { kv_heads, head_dim, .. } = *op.kind() {
-            let found = (kv_heads as usize, head_dim as usize);
-            if *shape.get_or_insert(found) != found {
-                return Err(not_a_decoder(template, format!("the cache of {} is unlike the first layer's", op.name())));
-            }
-        }
-    }
-    shape.ok_or_else(|| not_a_decoder(template, "it has no rotary operator".to_owned()))
-}
-
 fn pack(template: &OpGraph, homes: &[Home], weights: &dyn WeightSource, image: &mut Arena) -> Result<()> {
     let (mut plain, mut bits, mut stored) = (Vec::new(), Vec::new(), Vec::new());
     for (view, home) in template.tensors().zip(homes) {
@@ -331,8 +298,8 @@ mod tests {
 
     use super::*;
 
-    fn model(spec: &DenseSpec) -> Result<DecoderModel> {
-        DecoderModel::new(spec, Arc::new(dense(spec).unwrap()), &SeededWeights::new(1))
+    fn model(spec: &DenseSpec) -> Result<CpuModel> {
+        CpuModel::decoder(spec, Arc::new(dense(spec).unwrap()), &SeededWeights::new(1))
     }
 
     #[test]
@@ -356,7 +323,7 @@ mod tests {
         let model = model(&spec).unwrap();
         // Two tables of 65 rows are padded to 128 rows of 64 elements.
         assert_eq!(model.slot_bytes(), spec.weight_bytes() + Bytes(2 * 63 * 64 * 4));
-        assert_eq!(DecoderModel::slot_bytes_for(model.template()).unwrap(), model.slot_bytes());
+        assert_eq!(CpuModel::slot_bytes_for(model.template()).unwrap(), model.slot_bytes());
     }
 
     #[test]

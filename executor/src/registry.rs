@@ -21,7 +21,7 @@ pub(crate) use call::{Batch, Space};
 pub use cpu::CpuKernels;
 
 use crate::error::{ExecutorError, Result};
-use crate::model::DecoderModel;
+use crate::model::CpuModel;
 
 /// A stored operator that is to be bound: its first repetition stands for all.
 #[derive(Clone, Copy, Debug)]
@@ -139,7 +139,7 @@ impl KernelRegistry {
         Self::default()
     }
 
-    /// The CPU kernels of a Llama-family decoder, for weights of every type that they know.
+    /// The CPU kernels of Llama-family decoders and BERT-family encoders, for weights of every type that they know.
     pub fn cpu() -> Self {
         let mut registry = Self::new();
         let kernels: Arc<dyn Kernel> = Arc::new(CpuKernels);
@@ -163,7 +163,7 @@ impl KernelRegistry {
     }
 
     /// Binds every stored operator of a template.
-    pub(crate) fn bind(&self, model: DecoderModel) -> Result<BoundModel> {
+    pub(crate) fn bind(&self, model: CpuModel) -> Result<BoundModel> {
         let template = model.template().clone();
         let mut kernels: Vec<Option<Arc<dyn BoundKernel>>> = vec![None; template.slot_count() as usize];
         let mut ops = Vec::with_capacity(template.op_count() as usize);
@@ -203,7 +203,7 @@ pub(crate) struct BoundOp {
 /// A model whose operators are bound, by index.
 #[derive(Clone, Debug)]
 pub(crate) struct BoundModel {
-    pub(crate) model: DecoderModel,
+    pub(crate) model: CpuModel,
     pub(crate) ops: Vec<BoundOp>,
 }
 
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn an_operator_without_a_kernel_is_named() {
         let spec = DenseSpec::tiny();
-        let model = DecoderModel::new(&spec, Arc::new(dense(&spec).unwrap()), &SeededWeights::new(0)).unwrap();
+        let model = CpuModel::decoder(&spec, Arc::new(dense(&spec).unwrap()), &SeededWeights::new(0)).unwrap();
         let error = KernelRegistry::new().bind(model).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -15,6 +15,9 @@ use slicescheduler_scheduler::policy::{Policy, Residency, TenantShape};
 /// Boundary of the parts of a device's memory, in bytes: that of the slots within.
 const ALIGN: u64 = 256;
 
+/// The smallest KV block. Batching counts sequences in blocks, also where no model has a cache.
+const LEAST_BLOCK: Bytes = Bytes::kib(4);
+
 /// The fewest KV blocks of a device that its owner can work with: a sequence that takes two, one to
 /// grow into, and one that a policy may keep free.
 const LEAST_BLOCKS: u32 = 4;
@@ -186,9 +189,13 @@ fn layout(plans: &[Plan<'_>], resident: &[TenantId], usable: Bytes) -> DeviceLay
         weights: residents().map(|plan| plan.member.model.weights.align_up(ALIGN)).sum(),
         arena: (activations.scale(5, 4) + Bytes::kib(4)).align_up(ALIGN),
         staging: Bytes::ZERO,
-        kv_block: kv_per_token.times(u64::from(block_tokens)),
+        kv_block: kv_block(kv_per_token, block_tokens),
         kv_block_tokens: block_tokens,
     }
+}
+
+fn kv_block(per_token: Bytes, tokens: u32) -> Bytes {
+    if per_token == Bytes::ZERO { LEAST_BLOCK } else { per_token.times(u64::from(tokens)) }
 }
 
 /// Guests' weights come from an owner's device over the fastest route, or from host memory.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
 use slicescheduler_executor::lane::{StdThreads, ThreadSpawner};
-use slicescheduler_executor::model::DecoderModel;
+use slicescheduler_executor::model::CpuModel;
 use slicescheduler_gmg::cluster::{Cluster, ClusterError};
 use slicescheduler_gmg::id::{DeviceId, TenantId};
 use slicescheduler_gmg::plan::{Clock, Command, Event, Observer};
@@ -304,7 +304,7 @@ impl Entry {
         Ok(Member { tenant: self.tenant.clone(), model, devices, options })
     }
 
-    fn decoder(&self, member: &Member) -> Result<DecoderModel, BuildError> {
+    fn decoder(&self, member: &Member) -> Result<CpuModel, BuildError> {
         self.model.on_cpu(member.model.template.clone()).map_err(|error| self.wrong(error))
     }
 

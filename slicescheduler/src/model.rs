@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use slicescheduler_executor::ExecutorError;
 use slicescheduler_executor::checkpoint::CheckpointError;
-use slicescheduler_executor::model::DecoderModel;
+use slicescheduler_executor::model::CpuModel;
 use slicescheduler_gmg::graph::{GraphError, OpGraph};
 use slicescheduler_gmg::units::Bytes;
 
@@ -29,7 +29,7 @@ pub use llama::Llama;
 /// ```
 /// use std::sync::Arc;
 ///
-/// use slicescheduler::executor::model::DecoderModel;
+/// use slicescheduler::executor::model::CpuModel;
 /// use slicescheduler::gmg::{graph::OpGraph, units::Bytes};
 /// use slicescheduler::{Llama, Model, ModelError};
 ///
@@ -52,7 +52,7 @@ pub use llama::Llama;
 ///     fn vocabulary(&self) -> u32 {
 ///         self.1.vocabulary()
 ///     }
-///     fn on_cpu(&self, template: Arc<OpGraph>) -> Result<DecoderModel, ModelError> {
+///     fn on_cpu(&self, template: Arc<OpGraph>) -> Result<CpuModel, ModelError> {
 ///         self.1.on_cpu(template)
 ///     }
 /// }
@@ -87,12 +87,12 @@ pub trait Model: Debug + Send + Sync {
     }
 
     /// Bytes of its weights as they lie on a device. Unless overridden, those of the packed weights
-    /// of a [`DecoderModel`].
+    /// of a [`CpuModel`].
     ///
     /// # Errors
     /// When no backend here can hold a weight of the template.
     fn weight_bytes(&self, template: &OpGraph) -> Result<Bytes, ModelError> {
-        Ok(DecoderModel::slot_bytes_for(template)?)
+        Ok(CpuModel::slot_bytes_for(template)?)
     }
 
     /// The model for the CPU backend, its weights read. `template` is what
@@ -100,7 +100,7 @@ pub trait Model: Debug + Send + Sync {
     ///
     /// # Errors
     /// When weights cannot be read, or no kernel here can work on them.
-    fn on_cpu(&self, template: Arc<OpGraph>) -> Result<DecoderModel, ModelError>;
+    fn on_cpu(&self, template: Arc<OpGraph>) -> Result<CpuModel, ModelError>;
 }
 
 impl<M: Model + ?Sized> Model for Box<M> {
@@ -132,7 +132,7 @@ impl<M: Model + ?Sized> Model for Box<M> {
         (**self).weight_bytes(template)
     }
 
-    fn on_cpu(&self, template: Arc<OpGraph>) -> Result<DecoderModel, ModelError> {
+    fn on_cpu(&self, template: Arc<OpGraph>) -> Result<CpuModel, ModelError> {
         (**self).on_cpu(template)
     }
 }

@@ -9,7 +9,7 @@ use slicescheduler_gmg::units::Nanos;
 
 use super::CpuWorld;
 use super::claims::Claim;
-use super::program::Progress;
+use super::program::{Progress, Results};
 use crate::error::{ExecutorError, Result};
 use crate::lane::{LaneEvent, Outcome, Ticket};
 
@@ -76,9 +76,7 @@ impl CpuWorld {
         let (job, lane, ops) = (flight.job, flight.grant.lane, flight.ops.clone());
         match outcome {
             Outcome::Finished => {
-                let sampled = flight.progress.take_sampled();
-                let tokens: Vec<_> = flight.emits.into_iter().zip(sampled).collect();
-                let ended = self.produce(&tokens);
+                let (tokens, ended) = self.produce(flight.emits, flight.progress.take_results());
                 events.push(Event::Finished { job, ops, lane, started, at, tokens, ended });
             }
             Outcome::Failed(error) if failed => {
@@ -96,8 +94,22 @@ impl CpuWorld {
         }
     }
 
-    fn produce(&mut self, tokens: &[(RequestId, u32)]) -> Vec<Ended> {
-        tokens.iter().filter_map(|&(request, token)| self.sequences.produce(request, token)).collect()
+    /// An embedding counts as a token, the only one, so that batching and the graph need not know.
+    fn produce(&mut self, emits: Vec<RequestId>, results: Results) -> (Vec<(RequestId, u32)>, Vec<Ended>) {
+        let sequences = &mut self.sequences;
+        match results {
+            Results::Tokens(tokens) => {
+                let tokens: Vec<_> = emits.into_iter().zip(tokens).collect();
+                let ended = tokens.iter().filter_map(|&(request, token)| sequences.produce(request, token)).collect();
+                (tokens, ended)
+            }
+            Results::Embeddings(embeddings) => {
+                let tokens = emits.iter().map(|&request| (request, 0)).collect();
+                let vectors = emits.into_iter().zip(embeddings);
+                let ended = vectors.filter_map(|(request, vector)| sequences.embed(request, vector)).collect();
+                (tokens, ended)
+            }
+        }
     }
 
     pub(super) fn give_back(&mut self, grant: &Grant, used: bool) {

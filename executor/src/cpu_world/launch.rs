@@ -32,7 +32,7 @@ impl CpuWorld {
         let tenant = view.model(spec.model).ok_or(WorldError::NoSuchModel(spec.model))?.tenant;
         let not_loaded = ExecutorError::NotLoaded { model: spec.model, device: id.device };
         let slot = *device.loaded.get(&spec.model).ok_or(not_loaded)?;
-        let batch = self.sequences.batch(spec, memory.kv())?;
+        let batch = self.sequences.batch(spec, memory.kv(), model.model.ports().is_encoder())?;
         let activations = device.granted("activations", launch.arena, device.activations())?;
         let space = Space {
             arena: device.arena.clone(),

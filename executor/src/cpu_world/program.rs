@@ -5,7 +5,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{ExecutorError, Result};
 use crate::lane::Program;
+use crate::model::{Input, Output};
 use crate::registry::{Call, Space};
+
+/// What a job leaves, in the order of the rows that emit.
+#[derive(Debug)]
+pub(super) enum Results {
+    Tokens(Vec<u32>),
+    Embeddings(Vec<Arc<[f32]>>),
+}
+
+impl Default for Results {
+    fn default() -> Self {
+        Self::Tokens(Vec::new())
+    }
+}
 
 /// How far a job has come; shared by its entries on lanes and the world.
 #[derive(Debug)]
@@ -13,19 +27,19 @@ pub(super) struct Progress {
     /// The next operator. Entries of a job are on one lane, and whoever hands a job to another one
     /// has seen its event, so it is never read while it is written.
     next: AtomicU32,
-    /// What its last operator sampled.
-    sampled: Mutex<Vec<u32>>,
+    /// What its last operator left.
+    results: Mutex<Results>,
 }
 
 impl Progress {
     /// A job whose operators before `next` have run.
     pub(super) fn new(next: u32) -> Self {
-        Self { next: AtomicU32::new(next), sampled: Mutex::default() }
+        Self { next: AtomicU32::new(next), results: Mutex::default() }
     }
 
-    /// The sampled tokens, in the order of the rows that emit; none before the last operator.
-    pub(super) fn take_sampled(&self) -> Vec<u32> {
-        std::mem::take(&mut *self.sampled.lock().unwrap_or_else(PoisonError::into_inner))
+    /// What it left; no tokens before the last operator.
+    pub(super) fn take_results(&self) -> Results {
+        std::mem::take(&mut *self.results.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -51,14 +65,20 @@ impl Launched {
         let (ports, batch) = (self.space.model.model.ports(), &self.space.batch);
         // SAFETY: the activations are claimed for this lane.
         let mut operands = unsafe { self.space.arena.operands_within(self.space.activations) };
-        let inputs = [
-            (ports.token_ids, &batch.tokens),
-            (ports.positions, &batch.positions),
-            (ports.logit_rows, &batch.logit_rows),
-        ];
-        for (tensor, values) in inputs {
+        for &(tensor, input) in &ports.inputs {
             let region = self.space.region(tensor).unwrap_or_default();
             let place = operands.write::<u32>(region)?;
+            let values = match input {
+                Input::TokenIds => &batch.tokens,
+                Input::Positions => &batch.positions,
+                Input::LogitRows => &batch.logit_rows,
+                Input::Lengths => &batch.lengths,
+                Input::FirstRows => &batch.first_rows,
+                Input::TokenTypes => {
+                    place.fill(0);
+                    continue;
+                }
+            };
             if place.len() != values.len() {
                 return Err(ExecutorError::OperandLength {
                     kernel: "inputs",
@@ -73,14 +93,21 @@ impl Launched {
     }
 
     /// Copies what the host is to have out of the activations, which others get next.
-    fn keep_sampled(&self) -> Result<()> {
-        let region = self.space.region(self.space.model.model.ports().next_ids).unwrap_or_default();
+    fn keep_results(&self) -> Result<()> {
+        let output = self.space.model.model.ports().output;
+        let (Output::Tokens(tensor) | Output::Embeddings(tensor)) = output;
+        let region = self.space.region(tensor).unwrap_or_default();
         // SAFETY: the activations are claimed for this lane.
         let mut operands = unsafe { self.space.arena.operands_within(self.space.activations) };
-        let ids = operands.read::<u32>(region)?;
-        let mut sampled = self.progress.sampled.lock().unwrap_or_else(PoisonError::into_inner);
-        sampled.clear();
-        sampled.extend_from_slice(ids);
+        let results = match output {
+            Output::Tokens(_) => Results::Tokens(operands.read::<u32>(region)?.to_vec()),
+            Output::Embeddings(_) => {
+                let (values, sequences) = (operands.read::<f32>(region)?, self.space.batch.lengths.len());
+                let width = (values.len() / sequences.max(1)).max(1);
+                Results::Embeddings(values.chunks(width).map(Arc::from).collect())
+            }
+        };
+        *self.progress.results.lock().unwrap_or_else(PoisonError::into_inner) = results;
         Ok(())
     }
 
@@ -115,7 +142,7 @@ impl Program for Launched {
             bound.kernel.run(&mut call)?;
         }
         self.progress.next.store(op + 1, Ordering::Relaxed);
-        if op + 1 == self.len() { self.keep_sampled() } else { Ok(()) }
+        if op + 1 == self.len() { self.keep_results() } else { Ok(()) }
     }
 }
 
@@ -129,14 +156,14 @@ mod tests {
     use crate::arena::{Arena, Region};
     use crate::backend::Memory;
     use crate::kernels::{KvPool, Sampling};
-    use crate::model::{DecoderModel, SeededWeights};
+    use crate::model::{CpuModel, SeededWeights};
     use crate::registry::{Batch, KernelRegistry};
 
     /// One token of one sequence whose block is number 1 of two that are full of ones.
     fn launched(arena: &Arc<Arena>, clear: Vec<u32>) -> Launched {
         let spec = DenseSpec::tiny();
         let template = Arc::new(dense(&spec).unwrap());
-        let model = DecoderModel::new(&spec, template.clone(), &SeededWeights::new(0)).unwrap();
+        let model = CpuModel::decoder(&spec, template.clone(), &SeededWeights::new(0)).unwrap();
         let block_bytes = model.kv_block_bytes(4);
         let pool = KvPool { region: Region::new(Bytes::mib(2), block_bytes.times(2)), block_bytes };
         let ones = vec![1; pool.region.size.get() as usize];
@@ -147,6 +174,8 @@ mod tests {
             positions: vec![0],
             logit_rows: vec![0],
             choices: vec![(Sampling::GREEDY, 1)],
+            lengths: vec![1],
+            first_rows: vec![0],
             sequences: vec![0],
             blocks: vec![0],
             table_starts: vec![0, 1],
@@ -194,6 +223,6 @@ mod tests {
         for op in 0..program.len() {
             program.step(op).unwrap();
         }
-        assert_eq!(program.progress.take_sampled().len(), 1);
+        assert!(matches!(program.progress.take_results(), Results::Tokens(tokens) if tokens.len() == 1));
     }
 }

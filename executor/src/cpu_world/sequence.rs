@@ -1,6 +1,7 @@
 //! The tokens of requests, and the rows of a batch of them.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use slicescheduler_gmg::id::RequestId;
 use slicescheduler_gmg::job::JobSpec;
@@ -20,6 +21,7 @@ struct Sequence {
     max_output: u32,
     eos: Option<u32>,
     sampling: Sampling,
+    embedding: Option<Arc<[f32]>>,
 }
 
 /// The tokens of all requests that were entered and not forgotten.
@@ -38,7 +40,7 @@ impl Sequences {
             return Err(ExecutorError::EmptyRequest { request, prompt: prompt.len(), max_output });
         }
         let (tokens, sampling) = (prompt.to_vec(), Sampling::GREEDY);
-        let sequence = Sequence { tokens, prompt: prompt.len(), max_output, eos, sampling };
+        let sequence = Sequence { tokens, prompt: prompt.len(), max_output, eos, sampling, embedding: None };
         self.0.insert(request, sequence);
         Ok(())
     }
@@ -67,8 +69,19 @@ impl Sequences {
         last.then_some(Ended { request, produced })
     }
 
-    /// The batch of a job, over the block tables of `kv`.
-    pub(super) fn batch(&self, spec: &JobSpec, kv: &KvPool) -> Result<Batch> {
+    /// Keeps the vector of a request, which ends with it. A request that was forgotten takes none.
+    pub(super) fn embed(&mut self, request: RequestId, vector: Arc<[f32]>) -> Option<Ended> {
+        self.0.get_mut(&request)?.embedding = Some(vector);
+        Some(Ended { request, produced: 1 })
+    }
+
+    pub(super) fn embedding(&self, request: RequestId) -> Option<Arc<[f32]>> {
+        self.0.get(&request)?.embedding.clone()
+    }
+
+    /// The batch of a job, over the block tables of `kv`. With `whole`, each row has to be a sequence
+    /// from its first token to its last.
+    pub(super) fn batch(&self, spec: &JobSpec, kv: &KvPool, whole: bool) -> Result<Batch> {
         let mut batch = Batch { table_starts: vec![0], ..Batch::default() };
         let mut own = Vec::new();
         for (index, row) in spec.rows.iter().enumerate() {
@@ -80,6 +93,11 @@ impl Sequences {
             if row.emits && (end != known as u64 || row.tokens == 0) {
                 return Err(mismatch);
             }
+            if whole && (row.position > 0 || !row.emits) {
+                return Err(ExecutorError::NotWhole { request, start, end, known });
+            }
+            batch.first_rows.push(batch.tokens.len() as u32);
+            batch.lengths.push(row.tokens);
             let tokens = sequence.tokens.get(start as usize..end as usize).ok_or(mismatch)?;
             batch.tokens.extend_from_slice(tokens);
             batch.positions.extend((start..end).map(|position| position as u32));
@@ -142,13 +160,24 @@ mod tests {
     #[test]
     fn rows_become_tokens_positions_and_tables() {
         let (sequences, kv) = entered();
-        let batch = sequences.batch(&spec(vec![row(3, 1, 3, false), row(5, 2, 1, true)]), &kv).unwrap();
+        let batch = sequences.batch(&spec(vec![row(3, 1, 3, false), row(5, 2, 1, true)]), &kv, false).unwrap();
         assert_eq!(batch.tokens, [11, 12, 13, 22]);
         assert_eq!(batch.positions, [1, 2, 3, 2]);
         assert_eq!(batch.sequences, [0, 0, 0, 1]);
         assert_eq!(batch.logit_rows, [3]);
         assert_eq!((&*batch.own, &*batch.blocks), (&[1, 2, 0][..], &[0, 1, 2][..]));
         assert_eq!(batch.table_starts, [0, 2, 3]);
+    }
+
+    #[test]
+    fn an_encoder_takes_whole_sequences_and_no_parts_of_them() {
+        let (sequences, kv) = entered();
+        let batch = sequences.batch(&spec(vec![row(3, 0, 5, true), row(5, 0, 3, true)]), &kv, true).unwrap();
+        assert_eq!((&*batch.lengths, &*batch.first_rows), (&[5, 3][..], &[0, 5][..]));
+        for part in [row(3, 0, 4, false), row(3, 4, 1, true)] {
+            let refused = sequences.batch(&spec(vec![part]), &kv, true);
+            assert!(matches!(refused, Err(ExecutorError::NotWhole { known: 5, .. })));
+        }
     }
 
     #[test]
@@ -168,7 +197,7 @@ mod tests {
     #[test]
     fn rows_that_do_not_fit_their_sequence_are_refused() {
         let (mut sequences, kv) = entered();
-        let refused = |rows| sequences.batch(&spec(rows), &kv).unwrap_err();
+        let refused = |rows| sequences.batch(&spec(rows), &kv, false).unwrap_err();
         assert!(matches!(refused(vec![row(4, 0, 1, false)]), ExecutorError::UnknownRequest(RequestId(4))));
         assert!(matches!(refused(vec![row(3, 4, 2, false)]), ExecutorError::Row { end: 6, known: 5, .. }));
         assert!(matches!(refused(vec![row(3, 0, 4, true)]), ExecutorError::Row { end: 4, emits: true, .. }));
@@ -176,7 +205,7 @@ mod tests {
         let mut wrong = spec(vec![row(3, 0, 5, true)]);
         wrong.binding.set(SEQUENCES, 2);
         assert!(matches!(
-            sequences.batch(&wrong, &kv),
+            sequences.batch(&wrong, &kv, false),
             Err(ExecutorError::BatchDims { symbol: "sequences", bound: 2, rows: 1 })
         ));
         assert!(sequences.enter(RequestId(9), &[], 1, None).is_err());

@@ -25,6 +25,10 @@ pub(crate) struct Batch {
     pub(crate) logit_rows: Vec<u32>,
     /// Of each of those: how the token is chosen, and its position.
     pub(crate) choices: Vec<(Sampling, u32)>,
+    /// Per sequence: its rows.
+    pub(crate) lengths: Vec<u32>,
+    /// Per sequence: its first row.
+    pub(crate) first_rows: Vec<u32>,
     /// Per row: its sequence, a row of the block tables.
     pub(crate) sequences: Vec<u32>,
     /// Blocks of all sequences, numbered through.

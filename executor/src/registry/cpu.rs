@@ -1,5 +1,7 @@
 //! The CPU kernels as operators.
 
+mod encoder;
+
 use std::sync::Arc;
 
 use slicescheduler_gmg::dtype::DType;
@@ -13,7 +15,7 @@ use crate::kernels::{
     rotary_frequencies, rotate_and_store, sample, swiglu,
 };
 
-/// The kernels of [`kernels`](crate::kernels), for every kind that a dense decoder has.
+/// The kernels of [`kernels`](crate::kernels), for every kind that a dense decoder or an encoder has.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuKernels;
 
@@ -22,7 +24,7 @@ impl CpuKernels {
     pub(super) const DTYPES: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1];
 
     /// The kinds, with parameters that do not count.
-    pub(super) fn kinds() -> [OpKind; 8] {
+    pub(super) fn kinds() -> [OpKind; 16] {
         let (heads, kv_heads, head_dim) = (1, 1, 2);
         [
             OpKind::Embedding,
@@ -33,6 +35,14 @@ impl CpuKernels {
             OpKind::SwiGlu,
             OpKind::Gather,
             OpKind::Sample,
+            OpKind::Add,
+            OpKind::LayerNorm { epsilon: 0.0 },
+            OpKind::Linear,
+            OpKind::Gelu,
+            OpKind::Tanh,
+            OpKind::SelfAttention { heads, head_dim },
+            OpKind::MeanPool,
+            OpKind::Normalize,
         ]
     }
 }
@@ -58,6 +68,9 @@ impl Kernel for CpuKernels {
             OpKind::Gather => Arc::new(Gather { width: columns(site.input(0))? }),
             OpKind::Sample => Arc::new(Sample { vocabulary: columns(site.input(0))? }),
             _ => {
+                if let Some(bound) = encoder::bind(site)? {
+                    return Ok(bound);
+                }
                 return Err(ExecutorError::NoKernel {
                     op: site.op.name().to_string(),
                     kind: site.op.kind().to_string(),
@@ -111,18 +124,19 @@ impl BoundKernel for MatMul {
         if call.inputs() < 3 {
             return matmul(x, rows, weights, Output::Overwrite, y);
         }
-        let residual = call.input::<f32>(2)?;
-        if residual.len() != y.len() {
-            return Err(ExecutorError::OperandLength {
-                kernel: "matmul",
-                operand: "residual",
-                found: residual.len(),
-                expected: y.len(),
-            });
-        }
-        y.copy_from_slice(residual);
+        start_from("matmul", call.input(2)?, y)?;
         matmul(x, rows, weights, Output::Accumulate, y)
     }
+}
+
+/// Begins a sum with a residual.
+fn start_from(kernel: &'static str, residual: &[f32], y: &mut [f32]) -> Result<()> {
+    let (found, expected) = (residual.len(), y.len());
+    if found != expected {
+        return Err(ExecutorError::OperandLength { kernel, operand: "residual", found, expected });
+    }
+    y.copy_from_slice(residual);
+    Ok(())
 }
 
 #[derive(Debug)]

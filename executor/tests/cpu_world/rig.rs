@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
 use slicescheduler_executor::lane::StdThreads;
-use slicescheduler_executor::model::{DecoderModel, SeededWeights};
+use slicescheduler_executor::model::{CpuModel, SeededWeights};
 use slicescheduler_executor::registry::KernelRegistry;
 use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
 use slicescheduler_gmg::delta::NewRequest;
@@ -77,7 +77,7 @@ impl Rig {
         for tenant in 0..2 {
             let template = Arc::new(dense(&spec).unwrap());
             let id = gmg.add_tenant(Tenant::latency_sensitive(["a", "b"][tenant])).unwrap();
-            let implementation = DecoderModel::new(&spec, template.clone(), &weights(tenant)).unwrap();
+            let implementation = CpuModel::decoder(&spec, template.clone(), &weights(tenant)).unwrap();
             let model = gmg.add_model(id, Model::new("tiny", template), Container::replicas([tenant as u32])).unwrap();
             models.push(model);
             implementations.push((model, implementation));

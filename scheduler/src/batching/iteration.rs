@@ -74,8 +74,8 @@ impl Iteration {
         *self = Self { rows, growth, found, due: Nanos::MAX, pace: Nanos::MAX, ..Self::default() };
     }
 
-    /// Adds `tokens` tokens of `sequence` from `position` on.
-    fn push(&mut self, sequence: &Sequence, position: u32, tokens: u32, blocks: u32) {
+    /// Adds `tokens` tokens of `sequence` from `position` on; with `whole`, each sees all of them.
+    fn push(&mut self, sequence: &Sequence, position: u32, tokens: u32, blocks: u32, whole: bool) {
         let end = position + tokens;
         let emits = end == sequence.tokens() + sequence.pending;
         self.rows.push(Row { request: sequence.request, position, tokens, emits });
@@ -88,7 +88,7 @@ impl Iteration {
         self.prefills += u32::from(!sequence.is_decoding());
         self.context += u64::from(end);
         let (new, old) = (u64::from(tokens), u64::from(position));
-        self.pairs += new * old + new * (new + 1) / 2;
+        self.pairs += if whole { new * new } else { new * old + new * (new + 1) / 2 };
         self.due = self.due.min(sequence.next_due());
         self.pace = self.pace.min(sequence.next_pace());
     }
@@ -133,7 +133,7 @@ pub fn plan_iteration(
                 let full = |tokens: u32| tokens.min(sequence.tokens()) / options.block_tokens.max(1);
                 draft.advance(sequence, blocks, full(sequence.position()), full(sequence.position() + tokens));
             }
-            iteration.push(sequence, sequence.position(), tokens, blocks);
+            iteration.push(sequence, sequence.position(), tokens, blocks, false);
         }
         index += 1;
     }
@@ -149,6 +149,9 @@ pub fn plan_iteration(
         let found = draft.as_ref().map_or(Found::default(), |draft| draft.find(sequence, options.block_tokens));
         let cached = found.blocks * options.block_tokens;
         let tokens = options.chunk(sequence.tokens() - cached).min(tokens_left);
+        if options.whole_prompts && tokens < sequence.tokens() {
+            break;
+        }
         let end = cached + tokens;
         let reserved = if options.reserve_prompt { sequence.tokens() } else { end };
         let whole = Sequence::blocks_for(reserved, options.block_tokens) - found.blocks + found.free;
@@ -165,7 +168,7 @@ pub fn plan_iteration(
         }
         iteration.admitted += 1;
         iteration.found.push(found.blocks);
-        iteration.push(sequence, cached, tokens, blocks);
+        iteration.push(sequence, cached, tokens, blocks, options.whole_prompts);
     }
 }
 
@@ -217,6 +220,15 @@ mod tests {
         assert_eq!((plan.tokens, plan.emits, plan.context), (11, 1, 9 + 10));
         assert_eq!(plan.pairs, 9 + 55, "one query on 9 keys, ten queries on 1 to 10 keys");
         assert_eq!(plan.new_blocks, 1 + 3);
+    }
+
+    #[test]
+    fn whole_prompts_are_not_cut_and_their_tokens_see_all_others() {
+        let options = BatchOptions { whole_prompts: true, ..options() };
+        let (mut iteration, waiting) = (Iteration::default(), vec![sequence(0, 7, 0, 0), sequence(1, 5, 0, 0)]);
+        plan_iteration(&[], &waiting.into(), None, &options, limits(11, 100), &mut iteration);
+        assert_eq!((iteration.rows.len(), iteration.tokens, iteration.emits), (1, 7, 1));
+        assert_eq!(iteration.pairs, 49);
     }
 
     #[test]

@@ -19,6 +19,10 @@ pub struct BatchOptions {
     /// A waiting sequence is admitted only if there are blocks for all of its tokens, not just for
     /// those of its first chunk.
     pub reserve_prompt: bool,
+    /// A prompt is computed at once or not yet, and each of its tokens sees all others: the rule of
+    /// encoders, whose attention goes both ways. One that is longer than the token budget waits for
+    /// ever.
+    pub whole_prompts: bool,
     /// Iterations of a replica that are formed before the one in flight has ended. Zero forms the
     /// next one from what came out of the last; one is vLLM's asynchronous scheduling.
     pub ahead: u32,
@@ -34,6 +38,7 @@ impl Default for BatchOptions {
             window: u32::MAX,
             long_prefill: 0,
             reserve_prompt: true,
+            whole_prompts: false,
             ahead: 0,
         }
     }

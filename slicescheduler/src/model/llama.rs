@@ -7,7 +7,7 @@ mod safetensors;
 
 use std::sync::Arc;
 
-use slicescheduler_executor::model::{DecoderModel, SeededWeights, WeightSource};
+use slicescheduler_executor::model::{CpuModel, SeededWeights, WeightSource};
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::graph::OpGraph;
 use slicescheduler_gmg::templates::{self, DenseSpec};
@@ -83,7 +83,7 @@ impl Model for Llama {
         self.end_of_sequence
     }
 
-    fn on_cpu(&self, template: Arc<OpGraph>) -> Result<DecoderModel, ModelError> {
-        Ok(DecoderModel::new(&self.spec, template, &*self.weights)?)
+    fn on_cpu(&self, template: Arc<OpGraph>) -> Result<CpuModel, ModelError> {
+        Ok(CpuModel::decoder(&self.spec, template, &*self.weights)?)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
 use slicescheduler_executor::lane::StdThreads;
-use slicescheduler_executor::model::{DecoderModel, SeededWeights};
+use slicescheduler_executor::model::{CpuModel, SeededWeights};
 use slicescheduler_gmg::id::{RequestId, TenantId};
 use slicescheduler_gmg::plan::{Clock, Command, Event, World, WorldError};
 use slicescheduler_gmg::templates::DenseSpec;
@@ -151,7 +151,7 @@ impl CpuReplay {
         for (tenant, &id) in scenario.tenants.iter().zip(&setup.models) {
             let Some(model) = view.model(id) else { continue };
             let weights = SeededWeights::new(Seed(scenario.seed).derive(u64::from(id.0)).0);
-            models.push((id, DecoderModel::new(&tenant.model, model.template.clone(), &weights)?));
+            models.push((id, CpuModel::decoder(&tenant.model, model.template.clone(), &weights)?));
         }
         let world = CpuWorld::new(view, models, clock, &StdThreads, CpuWorldOptions::default())?;
         Ok(Self {
