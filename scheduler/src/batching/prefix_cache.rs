@@ -85,9 +85,18 @@ impl PrefixCache {
         self.tables.get(&request).map_or(&[], Vec::as_slice)
     }
 
-    /// Blocks that would become free if `request` gave up its own.
-    pub(crate) fn released_by(&self, request: RequestId) -> u32 {
-        self.table(request).iter().filter(|&&block| self.blocks[block as usize].holders == 1).count() as u32
+    /// Blocks that would become free if `request` gave up its own after `others` had given up theirs. A
+    /// shared block has the same place in every table. O(blocks * others).
+    pub(crate) fn released_by<'s>(
+        &self,
+        request: RequestId,
+        others: impl Iterator<Item = &'s Sequence> + Clone,
+    ) -> u32 {
+        let is_last = |&(index, &block): &(usize, &u32)| {
+            let gone = others.clone().filter(|other| self.table(other.request).get(index) == Some(&block)).count();
+            self.blocks[block as usize].holders as usize == gone + 1
+        };
+        self.table(request).iter().enumerate().filter(is_last).count() as u32
     }
 
     /// Takes `count` free blocks for the end of `request`; fewer if there are not as many.
