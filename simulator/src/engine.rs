@@ -83,7 +83,7 @@ use dispatch::Dispatcher;
 use gang::Gang;
 use lane::{Doing, Lane};
 use memory::Tracked;
-use network::Network;
+pub(crate) use network::Network;
 use node::{NONE, Phase, Span, State};
 use share::{Device, Rating};
 

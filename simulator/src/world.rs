@@ -6,9 +6,11 @@
 //!
 //! Noise is structural: it depends on the seed, the job's [`JobKey`](slicescheduler_gmg::id::JobKey)
 //! and the operator, never on the order of calls. An iteration takes the same time under every
-//! policy that forms it alike.
+//! policy that forms it alike, unless the device is shared, throttled or fails.
 
+mod bound;
 mod cost;
+mod fault;
 mod lane;
 mod noise;
 mod transfer;
@@ -18,16 +20,18 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use slicescheduler_gmg::cluster::{Cluster, Endpoint};
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, RequestId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, LinkId, RequestId};
 use slicescheduler_gmg::id_map::IdMap;
 use slicescheduler_gmg::plan::{Command, Ended, Event, Fate, Launch, Source, World, WorldError};
-use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::units::{Bandwidth, Nanos};
 use slicescheduler_gmg::{GmgView, View};
 
 pub use cost::WorldCost;
 pub use noise::Noise;
 
-use crate::cost::{CostModel, JobCost};
+use crate::cost::CostModel;
+use crate::interference::{Demand, Interference, JobDemand, Rate};
+use bound::BoundCosts;
 use lane::{Ending, SimLane};
 use transfer::Transfers;
 
@@ -73,13 +77,26 @@ enum Timed {
     Transfer,
     /// A device fails.
     Fault(DeviceId),
+    /// The operator that runs on a lane fails.
+    Kernel(LaneId),
+    /// The operator that runs on a lane makes no progress for a while.
+    Stall(LaneId, Nanos),
+    /// A device runs at another speed.
+    Speed(DeviceId, Rate),
+    /// A link carries something else.
+    Link(LinkId, Bandwidth),
 }
 
 /// The simulated world of one cluster.
 #[derive(Debug)]
 pub struct SimWorld {
     cluster: Arc<Cluster>,
-    cost: Box<dyn CostModel>,
+    costs: BoundCosts,
+    interference: Option<Arc<dyn Interference>>,
+    /// By device.
+    speeds: Vec<Rate>,
+    /// By link.
+    bandwidth: Vec<Bandwidth>,
     options: WorldOptions,
     noise: Noise,
     now: Nanos,
@@ -100,17 +117,19 @@ impl SimWorld {
             first_lane.push(first_lane[first_lane.len() - 1] + u32::from(device.spec.lanes));
         }
         let lanes = cluster.lanes().map(SimLane::new).collect();
-        let links = cluster.links().len();
         Self {
+            transfers: Transfers::new(&cluster),
+            speeds: vec![Rate::ONE; cluster.devices().len()],
+            bandwidth: cluster.links().iter().map(|link| link.bandwidth).collect(),
+            interference: None,
             cluster,
-            cost,
+            costs: BoundCosts::new(cost.into()),
             options,
             noise: Noise::new(options.seed, options.operator_noise, options.iteration_noise),
             now: Nanos::ZERO,
             lanes,
             first_lane,
             outputs: IdMap::default(),
-            transfers: Transfers::new(links),
             agenda: BinaryHeap::new(),
             entries: 0,
             simulated: 0,
@@ -126,11 +145,6 @@ impl SimWorld {
     /// Forgets a request that has ended.
     pub fn forget(&mut self, request: RequestId) {
         self.outputs.remove(&request);
-    }
-
-    /// Lets a device fail at `at`, with everything on it.
-    pub fn fail_device(&mut self, at: Nanos, device: DeviceId) {
-        self.schedule(at, Timed::Fault(device));
     }
 
     /// Operators that ran so far.
@@ -150,6 +164,11 @@ impl SimWorld {
         (index < end).then_some(index as usize)
     }
 
+    fn lanes_of(&self, device: DeviceId) -> std::ops::Range<usize> {
+        let of = |index: usize| self.first_lane.get(index).map_or(0, |&first| first as usize);
+        of(device.index())..of(device.index() + 1)
+    }
+
     fn launch(&mut self, launch: &Launch) -> Result<(), WorldError> {
         let index = self.lane_index(launch.lane).ok_or(WorldError::NoSuchLane(launch.lane))?;
         self.lanes[index].push(launch.clone());
@@ -165,21 +184,38 @@ impl SimWorld {
     fn start_next(&mut self, index: usize, at: Nanos) {
         let Some(launch) = self.lanes[index].pop() else { return };
         let Some(device) = self.cluster.device(launch.lane.device) else { return };
-        let cost = JobCost::bind(&*self.cost, &launch.template, &launch.spec.binding, &device.spec);
+        let cost = self.costs.bind(&launch.template, &launch.spec.binding, &device.spec);
+        let demand = match self.interference {
+            Some(_) if device.spec.lanes > 1 => {
+                JobDemand::bind(&cost, &launch.template, &launch.spec.binding, &device.spec).mean(&cost)
+            }
+            _ => Demand::NONE,
+        };
         let start = at + self.options.launch_gap;
         let length = self.noise.length(&launch, &cost);
-        self.lanes[index].start(launch, cost, start, start + length);
-        self.schedule(start + length, Timed::Lane(self.lanes[index].id()));
+        let on = launch.lane.device;
+        let rate = self.speeds.get(on.index()).copied().unwrap_or(Rate::ONE);
+        self.lanes[index].start(launch, cost, demand, start, length, rate);
+        self.schedule_end(index);
+        if self.interference.is_some() {
+            self.rate(on);
+        }
         if self.lanes[index].should_yield() {
             self.cut(index, Fate::Keep);
+        }
+    }
+
+    fn schedule_end(&mut self, index: usize) {
+        if let Some(finish) = self.lanes[index].finish() {
+            self.schedule(finish, Timed::Lane(self.lanes[index].id()));
         }
     }
 
     /// Ends the running entry of a lane at its first operator boundary after what was launched.
     fn cut(&mut self, index: usize, fate: Fate) {
         let not_before = self.now + self.options.launched_window;
-        if let Some(finish) = self.lanes[index].cut(&self.noise, not_before, fate) {
-            self.schedule(finish, Timed::Lane(self.lanes[index].id()));
+        if self.lanes[index].cut(&self.noise, not_before, fate) {
+            self.schedule_end(index);
         }
     }
 
@@ -207,13 +243,13 @@ impl SimWorld {
             .route(from, Endpoint::Device(device))
             .ok_or(WorldError::Other { message: format!("there is no route from {from} to {device}"), source: None })?;
         let latency = route.latency(&self.cluster);
-        self.transfers.start(&self.cluster, self.now, (model, device), bytes, route.links(), latency);
+        self.transfers.start(self.now, (model, device), bytes, route.links(), latency);
         self.schedule_transfer();
         Ok(())
     }
 
     fn schedule_transfer(&mut self) {
-        if let Some(at) = self.transfers.next_end() {
+        if let Some(at) = self.transfers.next() {
             self.schedule(at, Timed::Transfer);
         }
     }
@@ -244,6 +280,9 @@ impl SimWorld {
         }
         if self.lanes[index].is_idle() {
             self.start_next(index, at);
+            if self.interference.is_some() {
+                self.rate(lane.device);
+            }
         }
     }
 
@@ -261,18 +300,6 @@ impl SimWorld {
             }
         }
         ended
-    }
-
-    fn fault(&mut self, device: DeviceId, events: &mut Vec<Event>) {
-        let lanes = self.cluster.device(device).map_or(0, |device| device.spec.lanes);
-        for index in 0..lanes {
-            if let Some(index) = self.lane_index(LaneId::new(device, index)) {
-                self.lanes[index].clear();
-            }
-        }
-        self.transfers.drop_device(&self.cluster, self.now, device);
-        self.schedule_transfer();
-        events.push(Event::DeviceLost { device, at: self.now });
     }
 }
 
@@ -295,9 +322,13 @@ impl World for SimWorld {
                     self.now = self.now.max(at);
                     match what {
                         Timed::Lane(lane) => self.end_of_lane(lane, events),
-                        Timed::Fault(device) => self.fault(device, events),
+                        Timed::Fault(device) => self.lose_device(device, events),
+                        Timed::Kernel(lane) => self.kernel_fails(lane, events),
+                        Timed::Stall(lane, length) => self.stalls(lane, length),
+                        Timed::Speed(device, speed) => self.speed_changes(device, speed),
+                        Timed::Link(link, bandwidth) => self.link_changes(link, bandwidth, events),
                         Timed::Transfer => {
-                            for (model, device) in self.transfers.advance(&self.cluster, self.now) {
+                            for (model, device) in self.transfers.advance(self.now) {
                                 events.push(Event::WeightsLoaded { model, device, at: self.now });
                             }
                             self.schedule_transfer();

@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 
+use super::node::NONE;
 use super::tournament::Tournament;
 
 const PER_BYTE: u128 = 1_000_000_000;
@@ -31,7 +32,7 @@ struct Transfer {
 /// A transfer under way.
 #[derive(Clone, Debug)]
 struct Flow {
-    /// The node that it carries out.
+    /// The node that it carries out; none if the slot is free.
     node: u32,
     /// Its links, as a range of `routes`.
     links: Range<u32>,
@@ -59,7 +60,7 @@ struct Link {
 
 /// The links and the flows on them at one time.
 #[derive(Debug, Default)]
-pub(super) struct Network {
+pub(crate) struct Network {
     links: Vec<Link>,
     routes: Vec<u32>,
     transfers: Vec<Transfer>,
@@ -76,7 +77,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.links.clear();
         self.routes.clear();
         self.transfers.clear();
@@ -87,13 +88,13 @@ impl Network {
         self.dirty.clear();
     }
 
-    pub(super) fn add_link(&mut self, bandwidth: Bandwidth) -> u32 {
+    pub(crate) fn add_link(&mut self, bandwidth: Bandwidth) -> u32 {
         self.links.push(Link { capacity: bandwidth.get(), ..Link::default() });
         (self.links.len() - 1) as u32
     }
 
     /// Keeps a transfer; links that do not exist are left out.
-    pub(super) fn add_transfer(&mut self, links: impl Iterator<Item = u32>, bytes: Bytes, latency: Nanos) -> u32 {
+    pub(crate) fn add_transfer(&mut self, links: impl Iterator<Item = u32>, bytes: Bytes, latency: Nanos) -> u32 {
         let first = self.routes.len() as u32;
         let known = self.links.len() as u32;
         self.routes.extend(links.filter(|&link| link < known));
@@ -102,7 +103,7 @@ impl Network {
     }
 
     /// `node` starts to carry out a transfer at `now`.
-    pub(super) fn start(&mut self, node: u32, transfer: u32, now: Nanos) {
+    pub(crate) fn start(&mut self, node: u32, transfer: u32, now: Nanos) {
         let Transfer { links, bytes, latency } = self.transfers[transfer as usize].clone();
         let begins = now + if bytes.is_zero() { latency.max(Nanos(1)) } else { latency };
         let left = u128::from(bytes.get()) * PER_BYTE;
@@ -171,14 +172,32 @@ impl Network {
             }
         }
         self.events.set(slot, Tournament::NEVER);
+        self.flows[slot as usize].node = NONE;
         self.free.push(slot);
         self.active -= 1;
+    }
+
+    /// `node` carries its transfer no further. O(flows).
+    pub(crate) fn stop(&mut self, node: u32) {
+        if let Some(slot) = self.flows.iter().position(|flow| flow.node == node) {
+            self.remove(slot as u32);
+        }
+    }
+
+    /// Forgets all transfers, if none is under way.
+    pub(crate) fn forget_transfers(&mut self) {
+        if self.active == 0 {
+            self.transfers.clear();
+            self.routes.clear();
+            self.flows.clear();
+            self.free.clear();
+        }
     }
 
     /// Moves on to `now`, where something begins or ends; calls `done` for the nodes whose last
     /// byte has arrived. Nothing ends before `floor`. Rates are as before until the next
     /// [`share`](Self::share).
-    pub(super) fn step(&mut self, now: Nanos, floor: Nanos, mut done: impl FnMut(u32)) {
+    pub(crate) fn step(&mut self, now: Nanos, floor: Nanos, mut done: impl FnMut(u32)) {
         while self.active > 0 {
             let (slot, at) = self.events.first();
             if at > now.get() {
@@ -191,19 +210,20 @@ impl Network {
             } else if now < floor {
                 self.events.set(slot, floor.get());
             } else {
-                done(flow.node);
+                let node = flow.node;
                 self.remove(slot);
+                done(node);
             }
         }
     }
 
     /// When something begins or ends next, as far as rates are known.
-    pub(super) fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         if self.active == 0 { Tournament::NEVER } else { self.events.first().1 }
     }
 
     /// Sets what a link carries. Nothing carries on over a link that carries nothing.
-    pub(super) fn set_bandwidth(&mut self, link: u32, bandwidth: Bandwidth) {
+    pub(crate) fn set_bandwidth(&mut self, link: u32, bandwidth: Bandwidth) {
         if let Some(state) = self.links.get_mut(link as usize) {
             state.capacity = bandwidth.get();
             self.dirty.push(link);
@@ -211,21 +231,22 @@ impl Network {
     }
 
     /// Calls `cut` for the nodes whose flow has a link that has failed.
-    pub(super) fn cut_failed(&mut self, mut cut: impl FnMut(u32)) {
+    pub(crate) fn cut_failed(&mut self, mut cut: impl FnMut(u32)) {
         for index in 0..self.dirty.len() {
             let link = &mut self.links[self.dirty[index] as usize];
             if link.capacity > 0 {
                 continue;
             }
             for slot in std::mem::take(&mut link.flows) {
-                cut(self.flows[slot as usize].node);
+                let node = self.flows[slot as usize].node;
                 self.remove(slot);
+                cut(node);
             }
         }
     }
 
     /// Shares the links out anew, wherever flows have begun or ended.
-    pub(super) fn share(&mut self, now: Nanos) {
+    pub(crate) fn share(&mut self, now: Nanos) {
         while let Some(link) = self.dirty.pop() {
             self.component.clear();
             self.collect(link);
@@ -303,7 +324,7 @@ impl Network {
 
 /// Rounded up, at most [`u64::MAX`]. Most dividends fit into 64 bits, where division is several
 /// times faster.
-pub(super) fn div_ceil(dividend: u128, divisor: u64) -> u64 {
+pub(crate) fn div_ceil(dividend: u128, divisor: u64) -> u64 {
     match u64::try_from(dividend) {
         Ok(dividend) => dividend.div_ceil(divisor),
         Err(_) => u64::try_from(dividend.div_ceil(u128::from(divisor))).unwrap_or(u64::MAX),

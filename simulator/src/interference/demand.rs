@@ -98,6 +98,20 @@ impl JobDemand {
         Self { stored }
     }
 
+    /// The mean over all operators, weighted by how long they take. O(operators).
+    pub fn mean(&self, cost: &JobCost) -> Demand {
+        let (mut compute, mut bandwidth, mut all) = (0u128, 0u128, 0u128);
+        for op in 0..cost.op_count() {
+            let demand = self.of_stored(cost.stored(op));
+            let takes = u128::from(cost.duration(op).get());
+            compute += takes * u128::from(demand.compute);
+            bandwidth += takes * u128::from(demand.bandwidth);
+            all += takes;
+        }
+        let mean = |sum: u128| sum.checked_div(all).unwrap_or(0) as u16;
+        Demand { compute: mean(compute), bandwidth: mean(bandwidth) }
+    }
+
     /// What stored operator `position` demands.
     pub(crate) fn of_stored(&self, position: usize) -> Demand {
         let at = if self.stored.len() == 1 { 0 } else { position };

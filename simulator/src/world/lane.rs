@@ -7,6 +7,7 @@ use slicescheduler_gmg::plan::{Fate, Launch};
 use slicescheduler_gmg::units::Nanos;
 
 use crate::cost::JobCost;
+use crate::interference::{Demand, Rate};
 use crate::world::Noise;
 
 /// How an entry ended.
@@ -17,13 +18,40 @@ pub(super) enum Ending {
     Cut(u32, Fate),
 }
 
+/// The entry that runs. Its work is counted in multiples of 2^-20 ns at full rate.
 #[derive(Debug)]
 struct Running {
     launch: Launch,
     cost: JobCost,
+    demand: Demand,
     start: Nanos,
-    finish: Nanos,
+    /// Where it ends: the length of its operators up to the end or the cut.
+    length: Nanos,
     cut: Option<(u32, Fate)>,
+    /// What was done at `based`; nothing is done before.
+    done: u128,
+    based: Nanos,
+    rate: Rate,
+}
+
+const RATE_BITS: u32 = Rate::ONE.get().trailing_zeros();
+
+impl Running {
+    fn finish(&self) -> Nanos {
+        let left = (u128::from(self.length.get()) << RATE_BITS).saturating_sub(self.done);
+        let needs = left.div_ceil(u128::from(self.rate.get()));
+        self.based + Nanos(u64::try_from(needs).unwrap_or(u64::MAX))
+    }
+
+    fn done_at(&self, at: Nanos) -> u128 {
+        self.done + u128::from(self.rate.get()) * u128::from((at - self.based).get())
+    }
+
+    /// What is done at `now` is settled; nothing more is done before `until`.
+    fn rebase(&mut self, now: Nanos, until: Nanos) {
+        self.done = self.done_at(now);
+        self.based = self.based.max(until);
+    }
 }
 
 /// In order by rank, then by arrival. At most one entry runs.
@@ -69,21 +97,57 @@ impl SimLane {
         }
     }
 
-    pub(super) fn start(&mut self, launch: Launch, cost: JobCost, start: Nanos, finish: Nanos) {
-        self.running = Some(Running { launch, cost, start, finish, cut: None });
+    /// Lets an entry run from `start` on; its operators take `length` at full rate.
+    pub(super) fn start(
+        &mut self,
+        launch: Launch,
+        cost: JobCost,
+        demand: Demand,
+        start: Nanos,
+        length: Nanos,
+        rate: Rate,
+    ) {
+        self.running = Some(Running { launch, cost, demand, start, length, cut: None, done: 0, based: start, rate });
     }
 
-    /// Lets the running entry end at its first boundary not before `not_before`. Returns the new
-    /// end; [`None`] if it ends there or earlier anyway.
-    pub(super) fn cut(&mut self, noise: &Noise, not_before: Nanos, fate: Fate) -> Option<Nanos> {
-        let running = self.running.as_mut().filter(|running| running.cut.is_none())?;
-        let (op, elapsed) = noise.boundary(&running.launch, &running.cost, not_before - running.start);
+    /// When the running entry ends, if nothing changes.
+    pub(super) fn finish(&self) -> Option<Nanos> {
+        self.running.as_ref().map(Running::finish)
+    }
+
+    /// What the running entry demands of the device.
+    pub(super) fn demand(&self) -> Option<Demand> {
+        self.running.as_ref().map(|running| running.demand)
+    }
+
+    /// The running entry makes progress at `rate` from `now` on. True if that changes its end.
+    pub(super) fn set_rate(&mut self, now: Nanos, rate: Rate) -> bool {
+        let Some(running) = self.running.as_mut().filter(|running| running.rate != rate) else { return false };
+        running.rebase(now, now);
+        running.rate = rate;
+        true
+    }
+
+    /// The running entry makes no progress before `until`. False if nothing runs.
+    pub(super) fn stall(&mut self, now: Nanos, until: Nanos) -> bool {
+        let Some(running) = self.running.as_mut() else { return false };
+        running.rebase(now, until);
+        true
+    }
+
+    /// Lets the running entry end at its first boundary not before `not_before`. False if it ends
+    /// there or earlier anyway.
+    pub(super) fn cut(&mut self, noise: &Noise, not_before: Nanos, fate: Fate) -> bool {
+        let Some(running) = self.running.as_mut().filter(|running| running.cut.is_none()) else { return false };
+        let done = running.done_at(not_before).div_ceil(1 << RATE_BITS);
+        let done = Nanos(u64::try_from(done).unwrap_or(u64::MAX));
+        let (op, length) = noise.boundary(&running.launch, &running.cost, done);
         if op >= running.launch.ops.end {
-            return None;
+            return false;
         }
         running.cut = Some((op, fate));
-        running.finish = running.start + elapsed;
-        Some(running.finish)
+        running.length = length;
+        true
     }
 
     /// Takes back an entry that has not started.
@@ -110,9 +174,24 @@ impl SimLane {
 
     /// The running entry, if it ends now.
     pub(super) fn end(&mut self, now: Nanos) -> Option<(Launch, Nanos, Ending)> {
-        let Running { launch, start, cut, .. } = self.running.take_if(|running| running.finish == now)?;
+        let Running { launch, start, cut, .. } = self.running.take_if(|running| running.finish() == now)?;
         let ending = cut.map_or(Ending::Finished, |(op, fate)| Ending::Cut(op, fate));
         Some((launch, start, ending))
+    }
+
+    /// The running entry fails now: its launch and the operator that ran.
+    pub(super) fn fail(&mut self, noise: &Noise, now: Nanos) -> Option<(Launch, u32)> {
+        let running = self.running.take()?;
+        let done = Nanos(u64::try_from(running.done_at(now) >> RATE_BITS).unwrap_or(u64::MAX));
+        let (next, at) = noise.boundary(&running.launch, &running.cost, done);
+        let op = if at > done { next.saturating_sub(1) } else { next };
+        let op = op.clamp(running.launch.ops.start, running.launch.ops.end.saturating_sub(1));
+        Some((running.launch, op))
+    }
+
+    /// Forgets what `job` still has in the queue.
+    pub(super) fn forget(&mut self, job: JobId) {
+        self.queue.retain(|launch| launch.job != job);
     }
 
     pub(super) fn clear(&mut self) {

@@ -1,7 +1,4 @@
-//! Transfers that share links.
-//!
-//! Every transfer runs at the smallest equal share that any of its links has for it. That is a
-//! little below max-min fairness where a link has transfers that are slow elsewhere.
+//! Transfers that share links, max-min fairly.
 
 use smallvec::SmallVec;
 
@@ -9,108 +6,120 @@ use slicescheduler_gmg::cluster::Cluster;
 use slicescheduler_gmg::id::{DeviceId, LinkId, ModelId};
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 
+use crate::engine::Network;
+
+/// What is on its way: weights to a device.
+type What = (ModelId, DeviceId);
+
 #[derive(Debug)]
 struct Transfer {
-    what: (ModelId, DeviceId),
-    links: SmallVec<[LinkId; 4]>,
-    left: Bytes,
-    rate: Bandwidth,
-    /// The latency of the links, before the first byte.
-    begins: Nanos,
+    what: What,
+    /// The transfer in the network.
+    id: u32,
+    /// True while a link of its way is cut. It starts over when the link is back.
+    broken: bool,
 }
 
-impl Transfer {
-    fn end(&self, now: Nanos) -> Nanos {
-        self.begins.max(now) + self.rate.time_for(self.left)
-    }
-}
-
+/// All transfers of a world. The links of the network are those of the cluster.
 #[derive(Debug)]
 pub(super) struct Transfers {
-    active: Vec<Transfer>,
-    users: Vec<u32>,
-    now: Nanos,
+    network: Network,
+    /// By number of the network's node; none once it has arrived.
+    started: Vec<Option<Transfer>>,
+    active: usize,
 }
 
 impl Transfers {
-    pub(super) fn new(links: usize) -> Self {
-        Self { active: Vec::new(), users: vec![0; links], now: Nanos::ZERO }
+    pub(super) fn new(cluster: &Cluster) -> Self {
+        let mut network = Network::default();
+        for link in cluster.links() {
+            network.add_link(link.bandwidth);
+        }
+        Self { network, started: Vec::new(), active: 0 }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.active.is_empty()
+        self.active == 0
     }
 
     pub(super) fn start(
         &mut self,
-        cluster: &Cluster,
         now: Nanos,
-        what: (ModelId, DeviceId),
+        what: What,
         bytes: Bytes,
         links: impl Iterator<Item = LinkId>,
         latency: Nanos,
     ) {
-        self.progress(now);
-        let links: SmallVec<[LinkId; 4]> = links.collect();
-        for link in &links {
-            self.users[link.index()] += 1;
-        }
-        self.active.push(Transfer { what, links, left: bytes, rate: Bandwidth::ZERO, begins: now + latency });
-        self.share(cluster);
+        let id = self.network.add_transfer(links.map(|link| link.0), bytes, latency);
+        let node = self.started.len() as u32;
+        self.started.push(Some(Transfer { what, id, broken: false }));
+        self.active += 1;
+        self.network.start(node, id, now);
+        self.share(now);
     }
 
-    /// The end of the first transfer to end, if nothing changes.
-    pub(super) fn next_end(&self) -> Option<Nanos> {
-        self.active.iter().map(|transfer| transfer.end(self.now)).min()
+    /// When something happens next, if nothing changes.
+    pub(super) fn next(&self) -> Option<Nanos> {
+        Some(self.network.next()).filter(|&at| at != u64::MAX).map(Nanos)
     }
 
     /// Moves on to `now` and returns what has arrived.
-    pub(super) fn advance(&mut self, cluster: &Cluster, now: Nanos) -> SmallVec<[(ModelId, DeviceId); 2]> {
+    pub(super) fn advance(&mut self, now: Nanos) -> SmallVec<[What; 2]> {
         let mut arrived = SmallVec::new();
-        let before = self.now;
-        for transfer in &self.active {
-            if transfer.end(before) <= now {
+        let (started, active) = (&mut self.started, &mut self.active);
+        self.network.step(now, Nanos::ZERO, |node| {
+            if let Some(transfer) = started[node as usize].take() {
+                *active -= 1;
                 arrived.push(transfer.what);
             }
-        }
-        self.progress(now);
-        self.remove(cluster, |transfer| arrived.contains(&transfer.what));
+        });
+        self.share(now);
+        self.shrink();
         arrived
     }
 
     /// Drops what was on its way to a device.
-    pub(super) fn drop_device(&mut self, cluster: &Cluster, now: Nanos, device: DeviceId) {
-        self.progress(now);
-        self.remove(cluster, |transfer| transfer.what.1 == device);
-    }
-
-    fn remove(&mut self, cluster: &Cluster, gone: impl Fn(&Transfer) -> bool) {
-        let users = &mut self.users;
-        self.active.retain(|transfer| {
-            let gone = gone(transfer);
-            if gone {
-                transfer.links.iter().for_each(|link| users[link.index()] -= 1);
+    pub(super) fn drop_device(&mut self, now: Nanos, device: DeviceId) {
+        for (node, transfer) in (0..).zip(&mut self.started) {
+            if let Some(dropped) = transfer.take_if(|transfer| transfer.what.1 == device) {
+                self.active -= 1;
+                if !dropped.broken {
+                    self.network.stop(node);
+                }
             }
-            !gone
-        });
-        self.share(cluster);
-    }
-
-    fn progress(&mut self, now: Nanos) {
-        for transfer in &mut self.active {
-            let elapsed = now - self.now.max(transfer.begins);
-            transfer.left -= Bytes(Nanos(transfer.rate.get()).scale(elapsed.get(), 1_000_000_000).get());
         }
-        self.now = self.now.max(now);
+        self.share(now);
+        self.shrink();
     }
 
-    fn share(&mut self, cluster: &Cluster) {
-        for transfer in &mut self.active {
-            let shares = transfer.links.iter().filter_map(|&link| {
-                let users = u64::from(self.users[link.index()].max(1));
-                Some(Bandwidth(cluster.link(link)?.bandwidth.get() / users))
-            });
-            transfer.rate = shares.min().unwrap_or(Bandwidth::MAX);
+    /// Sets what a link carries from now on. Without bandwidth, transfers over it wait until it is
+    /// back, and start over then.
+    pub(super) fn set_bandwidth(&mut self, now: Nanos, link: LinkId, bandwidth: Bandwidth) {
+        self.network.set_bandwidth(link.0, bandwidth);
+        for (node, transfer) in (0..).zip(&mut self.started) {
+            if let Some(transfer) = transfer.as_mut().filter(|transfer| transfer.broken) {
+                transfer.broken = false;
+                self.network.start(node, transfer.id, now);
+            }
+        }
+        self.share(now);
+    }
+
+    fn share(&mut self, now: Nanos) {
+        let started = &mut self.started;
+        self.network.cut_failed(|node| {
+            if let Some(transfer) = &mut started[node as usize] {
+                transfer.broken = true;
+            }
+        });
+        self.network.share(now);
+    }
+
+    /// Numbers are given anew once nothing is on its way.
+    fn shrink(&mut self) {
+        if self.active == 0 {
+            self.started.clear();
+            self.network.forget_transfers();
         }
     }
 }
