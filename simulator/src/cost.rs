@@ -7,8 +7,8 @@
 //!
 //! | model | what it is made of | confidence of its estimates |
 //! |---|---|---|
-//! | [`Measured`] | tables of measured operators: products by `m`, `n`, `k`; attention by batch, context and heads; elementwise operators by bytes | measured at a sample, interpolated between, extrapolated beyond, with the distance in percent |
-//! | [`Roofline`] | peaks of the device and efficiencies by kind, which [`fit`] finds from tables | modelled |
+//! | [`Measured`] | tables of measured operators: products by `m`, `n`, `k`; attention by batch, context and heads; collectives by message and ranks; elementwise operators by bytes | measured at a sample, interpolated between, extrapolated beyond, with the distance in percent |
+//! | [`Roofline`] | peaks of the device and efficiencies by kind, which [`fit`] finds from tables; collectives as [`Exchange`] says | modelled |
 //! | [`Chain`] | a source that knows some operators, else another model | that of whichever answers |
 //! | [`Calibrated`](crate::calibration::Calibrated) | another model times factors from observed durations | that of the other model |
 //!
@@ -47,6 +47,7 @@
 pub mod attention;
 mod compiled;
 mod coverage;
+mod exchange;
 mod fit;
 mod job;
 mod measured;
@@ -58,6 +59,7 @@ use std::sync::Arc;
 
 pub use compiled::{Compiled, Overlap};
 pub use coverage::Coverage;
+pub use exchange::Exchange;
 pub use fit::{Family, Fit, fit};
 pub use job::JobCost;
 pub use measured::{Chain, CostSource, Measured};

@@ -8,18 +8,20 @@
     reason = "a test may fail by them, in its helpers too"
 )]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::graph::OpGraph;
-use slicescheduler_gmg::shape::Binding;
+use slicescheduler_gmg::semantics::{Collective, OpKind};
+use slicescheduler_gmg::shape::{Binding, Shape, TOKENS};
 use slicescheduler_gmg::templates::{DenseSpec, dense};
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_simulator::JobCost;
-use slicescheduler_simulator::cost::{Chain, Confidence, CostTable, Coverage, Measured, Roofline};
-use slicescheduler_simulator::profile::{AttentionShape, DeviceProfile, Measure, Scaling, Table};
+use slicescheduler_simulator::cost::{Chain, Confidence, CostModel, CostTable, Coverage, Measured, Roofline};
+use slicescheduler_simulator::profile::{AttentionShape, DeviceProfile, Measure, Scaling, Table, vidur};
 
 /// Products, decoding, prompts and norms of an H100 that somebody might have measured: `m` us and
 /// more for products, and so on; any numbers will do here.
@@ -119,6 +121,46 @@ fn coverage_adds_up_and_says_how_far_it_reaches() {
     assert_eq!(coverage.total(), cost.total(0..cost.op_count()));
     assert_eq!(coverage.farthest_percent, 101);
     assert!(coverage.extrapolated > coverage.interpolated && coverage.modelled > Nanos::ZERO, "{coverage}");
+}
+
+/// A sum over 8 ranks of 4096 halves per token: 8 KiB.
+fn reduction() -> Arc<OpGraph> {
+    let mut graph = OpGraph::builder("sum");
+    let part = graph.input("part", DType::BF16, Shape::matrix(TOKENS, 4096u64));
+    let sum = graph.output("sum", DType::BF16, Shape::matrix(TOKENS, 4096u64));
+    graph.op("reduce", OpKind::Collective(Collective::AllReduce { ranks: 8 }), &[part], &[sum]);
+    graph.build().unwrap().into()
+}
+
+/// Rows of Vidur's file for 8 workers: medians of 0.034, 0.074 and 0.322 ms at sizes of 1048576,
+/// 8388608 and 67108864.
+#[test]
+fn collectives_take_what_was_measured_and_nearly_that_without_measurements() {
+    let default = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/data"));
+    let folder = std::env::var_os("SLICESCHEDULER_DATA").map_or(default, PathBuf::from);
+    let file = folder.join("profiles/vidur/vidur_net_h100_dgx_all_reduce.csv");
+    if !file.exists() {
+        assert!(std::env::var_os("CI").is_none(), "{} is missing", file.display());
+        println!("skipped: {} is missing", file.display());
+        return;
+    }
+    let device = DeviceSpec::h100_sxm();
+    let profile = vidur::read_network(&file, &device).unwrap();
+    let measured: Arc<Chain> = Chain::new(Roofline::default()).after(Measured::new([profile])).into();
+    let template = reduction();
+    for (tokens, micros) in [(128, 34), (1024, 74), (8192, 322)] {
+        let batch = Binding::iteration(tokens, 1, tokens, tokens);
+        let asked = JobCost::bind(&measured, &template, &batch, &device);
+        assert_eq!((asked.total(0..1), asked.confidence()), (Nanos::us(micros), Confidence::Measured));
+        let modelled = JobCost::bind(&Roofline::default(), &template, &batch, &device).total(0..1);
+        let ratio = modelled.get() as f64 / (micros * 1_000) as f64;
+        assert!((0.65..1.5).contains(&ratio), "{modelled} instead of {micros} us");
+        for model in [Arc::clone(&measured) as Arc<dyn CostModel>, Arc::new(Roofline::default())] {
+            let table = CostTable::new(Arc::clone(&model), Arc::clone(&template), device.clone().into());
+            assert!(table.is_compiled());
+            assert_eq!(table.bind(&batch), JobCost::bind(&model, &template, &batch, &device));
+        }
+    }
 }
 
 proptest! {

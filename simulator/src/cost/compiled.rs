@@ -7,6 +7,7 @@ use slicescheduler_gmg::shape::{Binding, Dim, TOKENS};
 use slicescheduler_gmg::units::{Bandwidth, Bytes, FlopRate, Flops, Nanos};
 
 use super::attention::AttentionTables;
+use super::exchange::{Exchange, payload};
 use super::{Ceilings, Confidence, Estimate};
 use crate::profile::{Reading, Table};
 
@@ -59,6 +60,10 @@ pub enum Compiled {
     },
     /// A table over the operator's memory traffic, in bytes.
     Traffic(Arc<Table>),
+    /// A table over the payload of a collective, in bytes: the larger of what it reads and writes.
+    Message(Arc<Table>),
+    /// A collective over its payload, without measurements.
+    Exchange(Exchange),
     /// Attention over the prompts and the decoding sequences of a batch.
     Attention(Arc<AttentionTables>),
     /// Another one, a constant number of times as long.
@@ -84,6 +89,10 @@ impl Compiled {
             },
             Self::Rows { dim, table } => table.read(&[dim.eval(binding) as f64]).into(),
             Self::Traffic(table) => table.read(&[cost.bytes().get() as f64]).into(),
+            Self::Message(table) => table.read(&[payload(cost).get() as f64]).into(),
+            Self::Exchange(exchange) => {
+                Estimate { duration: exchange.duration(payload(cost)), confidence: Confidence::Modelled }
+            }
             Self::Attention(tables) => tables.read(binding).into(),
             Self::Scaled { factor, of } => of.estimate(binding, cost).scaled(*factor),
         }

@@ -104,11 +104,14 @@ impl JobCost {
         let cap = Nanos(u64::MAX / u64::from(all.max(1)));
         let row = self.offsets.len() as u32;
         let mut period = Nanos::ZERO;
-        for estimate in estimates {
-            self.offsets.push(period);
-            self.confidence = self.confidence.max(estimate.confidence);
+        let mut confidence = self.confidence;
+        self.offsets.extend(estimates.map(|estimate| {
+            let start = period;
+            confidence = confidence.max(estimate.confidence);
             period += estimate.duration.max(Nanos(1)).min(cap);
-        }
+            start
+        }));
+        self.confidence = confidence;
         let length = self.offsets.len() as u32 - row;
         if length > 0 {
             self.runs.push(Run { first: ops.start, end: ops.end, length, row, start: self.total, period });

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::graph::Role;
-use slicescheduler_gmg::semantics::OpKind;
+use slicescheduler_gmg::semantics::{Collective, OpKind};
 use slicescheduler_gmg::shape::{Binding, Dim};
 
 use super::attention::{self, AttentionTables, BatchParts, PromptTable};
+use super::exchange::payload;
 use super::{Compiled, CostModel, Estimate, Operation};
-use crate::profile::{AttentionShape, Axis, DeviceProfile, Measure, Scaling, Table};
+use crate::profile::{self, AttentionShape, Axis, DeviceProfile, Measure, Scaling, Table};
 
 /// A model that knows some operators only.
 ///
@@ -106,6 +107,7 @@ impl CostModel for Chain {
 /// |---|---|---|
 /// | `MatMul` | [`Measure::MatMul`] of the weight's type (`F16` and `BF16` stand for each other) | rows of the input; a residual is taken to be free |
 /// | `Attention` | [`Measure::Decode`], and [`Measure::Chunk`] or [`Measure::Prefill`] | the parts of the batch, see [`BatchParts`] |
+/// | `Collective` | [`Measure::Collective`] of as many ranks on one node; [`SendRecv`](profile::Collective::SendRecv) for both ends of a message | payload: the larger of what a rank takes and gives |
 /// | others | [`Measure::Elementwise`] of the kind's name | bytes read and written |
 #[derive(Clone, Debug)]
 pub struct Measured {
@@ -121,6 +123,7 @@ struct Profiled {
     chunk: Vec<(AttentionShape, Arc<Table>)>,
     prefill: Vec<(AttentionShape, Arc<Table>)>,
     elementwise: Vec<(Arc<str>, Arc<Table>)>,
+    collectives: Vec<((profile::Collective, u32), Arc<Table>)>,
 }
 
 impl Measured {
@@ -158,6 +161,11 @@ impl Measured {
                 };
                 Some(Found::Attention { decode, prompts, chunks, heads })
             }
+            OpKind::Collective(collective) => {
+                let sought = (measured_as(*collective)?, collective.ranks());
+                let (_, table) = profile.collectives.iter().find(|(known, _)| *known == sought)?;
+                Some(Found::Message(table))
+            }
             other => {
                 let name = elementwise_name(other)?;
                 let (_, table) = profile.elementwise.iter().find(|(kind, _)| **kind == *name)?;
@@ -172,6 +180,7 @@ enum Found<'a> {
     MatMul { table: &'a Arc<Table>, rows: Dim, n: f64, k: f64 },
     Attention { decode: &'a Arc<Table>, prompts: &'a Arc<Table>, chunks: bool, heads: [f64; 2] },
     Elementwise(&'a Arc<Table>),
+    Message(&'a Arc<Table>),
 }
 
 impl CostSource for Measured {
@@ -189,6 +198,7 @@ impl CostSource for Measured {
                 |[batch, context]| decode.read(&[batch, context, heads, kv_heads]),
                 |[first, second]| prompts.read(&[first, second, heads, kv_heads]),
             ),
+            Found::Message(table) => table.read(&[payload(operation.cost).get() as f64]),
             Found::Elementwise(table) => table.read(&[operation.cost.bytes().get() as f64]),
         };
         Some(reading.into())
@@ -202,6 +212,7 @@ impl CostSource for Measured {
                 let prompts = if chunks { PromptTable::Chunks(fix(prompts)) } else { PromptTable::Whole(fix(prompts)) };
                 Compiled::Attention(Arc::new(AttentionTables { decode: fix(decode), prompts }))
             }
+            Found::Message(table) => Compiled::Message(Arc::clone(table)),
             Found::Elementwise(table) => Compiled::Traffic(Arc::clone(table)),
         })
     }
@@ -216,6 +227,7 @@ impl Profiled {
             chunk: Vec::new(),
             prefill: Vec::new(),
             elementwise: Vec::new(),
+            collectives: Vec::new(),
         };
         for (measure, table) in profile.tables() {
             let table = Arc::clone(table);
@@ -225,6 +237,9 @@ impl Profiled {
                 Measure::Chunk(shape) => found.chunk.push((*shape, table)),
                 Measure::Prefill(shape) => found.prefill.push((*shape, table)),
                 Measure::Elementwise(kind) => found.elementwise.push((Arc::clone(kind), table)),
+                Measure::Collective { kind, ranks, across_nodes: false } => {
+                    found.collectives.push(((*kind, *ranks), table));
+                }
                 _ => {}
             }
         }
@@ -268,6 +283,18 @@ fn covers(axis: &Axis, value: f64) -> bool {
         [only] => value == only,
         [first, .., last] => value >= first * 0.5 && value <= last * 2.0,
     }
+}
+
+/// What a collective is called in profiles; [`None`] if none measures it.
+fn measured_as(collective: Collective) -> Option<profile::Collective> {
+    Some(match collective {
+        Collective::AllReduce { .. } => profile::Collective::AllReduce,
+        Collective::AllGather { .. } => profile::Collective::AllGather,
+        Collective::ReduceScatter { .. } => profile::Collective::ReduceScatter,
+        Collective::AllToAll { .. } => profile::Collective::AllToAll,
+        Collective::Send { .. } | Collective::Receive { .. } => profile::Collective::SendRecv,
+        _ => return None,
+    })
 }
 
 /// The name of the kind in profiles, if its time is that of its traffic.

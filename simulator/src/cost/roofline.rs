@@ -8,6 +8,7 @@ use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::semantics::OpKind;
 use slicescheduler_gmg::units::Nanos;
 
+use super::exchange::{Exchange, payload};
 use super::{Ceilings, Compiled, Confidence, CostModel, Estimate, Operation};
 
 /// Which part of a device's peaks an operator reaches, each above 0 and at most 1.
@@ -75,7 +76,8 @@ impl Profile {
 /// Peak and bandwidth are those of one lane: the device's, divided by its lanes. A product with few
 /// rows is bound by reading its weight, so its time is flat up to some number of tokens and linear
 /// beyond. Products run at the rate of their weight's type; everything else runs on the plain
-/// single-precision units, except attention, which runs at the rate of its type.
+/// single-precision units, except attention, which runs at the rate of its type. Collectives are
+/// bound by links and take what [`Exchange`] says.
 ///
 /// ```
 /// use slicescheduler_gmg::units::Nanos;
@@ -140,13 +142,20 @@ impl CostModel for Roofline {
     }
 
     fn estimate(&self, operation: &Operation<'_>) -> Estimate {
+        if let OpKind::Collective(collective) = operation.kind {
+            let duration = Exchange::of(*collective, operation.device).duration(payload(operation.cost));
+            return Estimate { duration, confidence: Confidence::Modelled };
+        }
         let ceilings = self.ceilings_of(operation);
         let duration = ceilings.duration(operation.cost.flops, operation.cost.bytes());
         Estimate { duration, confidence: Confidence::Modelled }
     }
 
     fn compile(&self, operation: &Operation<'_>) -> Option<Compiled> {
-        Some(Compiled::Ceilings(self.ceilings_of(operation)))
+        Some(match operation.kind {
+            OpKind::Collective(collective) => Compiled::Exchange(Exchange::of(*collective, operation.device)),
+            _ => Compiled::Ceilings(self.ceilings_of(operation)),
+        })
     }
 }
 

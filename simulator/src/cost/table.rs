@@ -13,6 +13,7 @@ use slicescheduler_gmg::shape::{Binding, CONTEXT, Dim, PAIRS, SEQUENCES, Symbol,
 use slicescheduler_gmg::units::{Bytes, Flops};
 
 use super::attention::{AttentionTables, BatchParts};
+use super::exchange::Exchange;
 use super::{Ceilings, Compiled, Confidence, CostModel, Estimate, JobCost, Operation, Overlap};
 use crate::profile::Table;
 use crate::profile::axis::Position;
@@ -55,6 +56,12 @@ impl Affine {
     fn eval(&self, values: &[u64; SYMBOLS.len()]) -> u64 {
         let terms = self.factors.iter().zip(values);
         terms.fold(self.constant, |sum, (factor, value)| sum.wrapping_add(factor.wrapping_mul(*value)))
+    }
+
+    /// The one of both that is at least the other everywhere, if there is one.
+    fn larger(self, other: Self) -> Option<Self> {
+        let bound = self.upper_bound(&other);
+        [self, other].into_iter().find(|one| *one == bound)
     }
 
     /// The factors that are at least those of both.
@@ -103,6 +110,14 @@ enum Rule {
         bytes: Affine,
         table: Arc<Table>,
     },
+    Message {
+        payload: Affine,
+        table: Arc<Table>,
+    },
+    Exchange {
+        payload: Affine,
+        exchange: Exchange,
+    },
     Attention(Arc<AttentionTables>),
 }
 
@@ -111,7 +126,9 @@ impl Row {
     fn affine(&self) -> impl Iterator<Item = &Affine> {
         let (one, other) = match &self.rule {
             Rule::Ceilings { flops, bytes, .. } | Rule::Overlap { flops, bytes, .. } => (Some(flops), Some(bytes)),
-            Rule::Traffic { bytes, .. } => (Some(bytes), None),
+            Rule::Traffic { bytes: one, .. }
+            | Rule::Message { payload: one, .. }
+            | Rule::Exchange { payload: one, .. } => (Some(one), None),
             Rule::Rows { .. } | Rule::Attention(_) => (None, None),
         };
         one.into_iter().chain(other)
@@ -137,8 +154,12 @@ impl Row {
                 duration: overlap.duration(values[0], Flops(flops.eval(values)), Bytes(bytes.eval(values))),
                 confidence: Confidence::Modelled,
             },
-            Rule::Rows { position, table } => table.read_at(&positions[*position..=*position]).into(),
+            Rule::Rows { position, table } => table.read_line(&positions[*position]).into(),
             Rule::Traffic { bytes, table } => table.read(&[bytes.eval(values) as f64]).into(),
+            Rule::Message { payload, table } => table.read(&[payload.eval(values) as f64]).into(),
+            Rule::Exchange { payload, exchange } => {
+                Estimate { duration: exchange.duration(Bytes(payload.eval(values))), confidence: Confidence::Modelled }
+            }
             Rule::Attention(tables) => tables.read_parts(attention.get(values)).into(),
         };
         self.factors.iter().fold(estimate, |estimate, factor| estimate.scaled(*factor))
@@ -265,6 +286,10 @@ fn compile(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Op
             let operation = Operation { template, op, kind, cost: cost(slot, &binding), binding: &binding, device };
             let bytes = || Affine::of(|binding| cost(slot, binding).bytes().get());
             let flops = || Affine::of(|binding| cost(slot, binding).flops.get());
+            let payload = || {
+                let read = Affine::of(|binding| cost(slot, binding).read.get())?;
+                read.larger(Affine::of(|binding| cost(slot, binding).written.get())?)
+            };
             let mut compiled = model.compile(&operation)?;
             let mut factors = SmallVec::new();
             while let Compiled::Scaled { factor, of } = compiled {
@@ -284,6 +309,8 @@ fn compile(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Op
                     Rule::Rows { position, table }
                 }
                 Compiled::Traffic(table) => Rule::Traffic { bytes: bytes()?, table },
+                Compiled::Message(table) => Rule::Message { payload: payload()?, table },
+                Compiled::Exchange(exchange) => Rule::Exchange { payload: payload()?, exchange },
                 Compiled::Attention(tables) => Rule::Attention(tables),
                 Compiled::Scaled { .. } => return None,
             };

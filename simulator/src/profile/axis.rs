@@ -1,6 +1,7 @@
 //! One axis of a table.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// How durations grow along an axis beyond its last sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +29,47 @@ pub struct Axis {
     growth: Growth,
     /// Ascending, finite, not negative, without repetitions.
     knots: Box<[f64]>,
+    /// Follows from the knots.
+    index: Index,
+}
+
+/// Finds the knots around a value by its leading bits: the exponent and [`Index::FRACTION`] bits
+/// of the fraction, which order numbers as their values do.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Index {
+    /// The leading bits of the first knot above zero.
+    first: u64,
+    /// At `i`, how many knots have leading bits below `first + i`; the last one counts all.
+    below: Box<[u32]>,
+}
+
+impl Index {
+    /// Eight buckets per power of two: hardly more than one knot in each, and at most 2^14 of them.
+    const FRACTION: u32 = 3;
+
+    fn of(knots: &[f64]) -> Self {
+        let zeros = knots.partition_point(|&knot| knot <= 0.0);
+        let (first, last) = match &knots[zeros..] {
+            [] => return Self::default(),
+            [first, .., last] => (Self::bits(*first), Self::bits(*last)),
+            [only] => (Self::bits(*only), Self::bits(*only)),
+        };
+        let below = |bits| zeros + knots[zeros..].partition_point(|&knot| Self::bits(knot) < bits);
+        Self { first, below: (first..=last + 1).map(|bits| below(bits) as u32).collect() }
+    }
+
+    /// The leading bits of a value above zero.
+    fn bits(value: f64) -> u64 {
+        value.to_bits() >> (f64::MANTISSA_DIGITS - 1 - Self::FRACTION)
+    }
+
+    /// Those of `knots` that share the leading bits of `value`, which is above the first knot: none
+    /// before them is at or above it, and all behind them are.
+    fn around(&self, knots: &[f64], value: f64) -> Range<usize> {
+        let Some(last) = self.below.len().checked_sub(2) else { return 0..knots.len() };
+        let bucket = (Self::bits(value).saturating_sub(self.first) as usize).min(last);
+        self.below[bucket] as usize..self.below[bucket + 1] as usize
+    }
 }
 
 /// Where a value lies on an axis: between the knots `lower` and `upper`, or beyond the ends.
@@ -46,7 +88,7 @@ pub struct Position {
 impl Axis {
     /// An axis along which durations grow linearly, without knots yet.
     pub fn linear(name: impl Into<Cow<'static, str>>) -> Self {
-        Self { name: name.into(), growth: Growth::Linear, knots: Box::default() }
+        Self { name: name.into(), growth: Growth::Linear, knots: Box::default(), index: Index::default() }
     }
 
     /// An axis along which durations grow quadratically, without knots yet.
@@ -61,6 +103,7 @@ impl Axis {
         let mut knots: Vec<_> = values.into_iter().filter(|value| value.is_finite() && *value >= 0.0).collect();
         knots.sort_by(f64::total_cmp);
         knots.dedup();
+        self.index = Index::of(&knots);
         self.knots = knots.into();
         self
     }
@@ -85,19 +128,28 @@ impl Axis {
         self.knots.binary_search_by(|knot| knot.total_cmp(&value)).ok()
     }
 
-    /// Where `value` lies. O(log knots).
+    /// Where `value` lies. O(log knots) at the worst; constant where knots are evenly spaced, by
+    /// steps or by factors.
     ///
     /// Beyond the end the line goes through the last knot and through the last of those before it
     /// that are at most three quarters of it, so that two samples side by side do not decide about
     /// the slope. Before the first knot durations are taken to be those of the first: what is
     /// left there is overhead.
     pub fn locate(&self, value: f64) -> Position {
-        let above = self.knots.partition_point(|&knot| knot < value);
-        self.position(value, above)
+        self.position(value, self.knots_below(value))
+    }
+
+    /// The number of knots below `value`.
+    fn knots_below(&self, value: f64) -> usize {
+        if self.knots.first().is_none_or(|&first| value.is_nan() || value <= first) {
+            return 0;
+        }
+        let around = self.index.around(&self.knots, value);
+        around.start + self.knots[around].partition_point(|&knot| knot < value)
     }
 
     /// [`locate`](Self::locate), if the number of knots below `value` is known to be `above`.
-    pub(crate) fn position(&self, value: f64, above: usize) -> Position {
+    fn position(&self, value: f64, above: usize) -> Position {
         let on = |knot, beyond_percent| Position { lower: knot, upper: knot, weight: 0.0, beyond_percent };
         let Some(&knot) = self.knots.get(above) else { return self.beyond(value) };
         if knot == value {
@@ -132,6 +184,7 @@ fn percent(distance: f64, of: f64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn axis() -> Axis {
         Axis::linear("m").with_knots([16.0, 1.0, 8.0, 8.0, f64::NAN, -4.0, 15.0])
@@ -160,6 +213,19 @@ mod tests {
         let axis = Axis::quadratic("length").with_knots([10.0, 20.0]);
         assert_eq!(axis.locate(40.0).weight, 1.0 + 4.0);
         assert_eq!(axis.locate(15.0).weight, 0.5);
+    }
+
+    proptest! {
+        #[test]
+        fn the_index_finds_what_a_search_finds(
+            knots in prop::collection::vec(prop_oneof![0.0..20.0, (0u32..70).prop_map(f64::from), 0.0..f64::MAX], 0..40),
+            values in prop::collection::vec(prop_oneof![-1.0..30.0, (0u32..80).prop_map(f64::from), prop::num::f64::ANY], 1..40),
+        ) {
+            let axis = Axis::linear("m").with_knots(knots);
+            for value in values.iter().chain(axis.knots()) {
+                prop_assert_eq!(axis.knots_below(*value), axis.knots().partition_point(|knot| knot < value));
+            }
+        }
     }
 
     #[test]

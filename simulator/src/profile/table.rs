@@ -114,12 +114,12 @@ impl Table {
             .enumerate()
             .map(|(axis, knots)| knots.locate(point.get(axis).copied().unwrap_or(knots.knots()[0])))
             .collect();
-        self.read_at(&positions)
+        reduce(&self.axes, &positions, &self.cells)
     }
 
-    /// The duration at the point with these positions, one per axis.
-    pub(crate) fn read_at(&self, positions: &[Position]) -> Reading {
-        reduce(&self.axes, positions, &self.cells)
+    /// The duration at `position` of its only axis; that of the first row if it has more.
+    pub(crate) fn read_line(&self, position: &Position) -> Reading {
+        between(position, &self.cells)
     }
 
     /// This table for one value of its last axis; a table with one axis keeps its only cell on
@@ -150,6 +150,9 @@ fn reduce(axes: &[Axis], positions: &[Position], cells: &[Reading]) -> Reading {
     let (Some((position, rest)), Some((_, axes))) = (positions.split_first(), axes.split_first()) else {
         return cells[0];
     };
+    if axes.is_empty() {
+        return between(position, cells);
+    }
     let stride: usize = axes.iter().map(|axis| axis.knots().len()).product();
     let at = |knot: usize| reduce(axes, rest, &cells[knot * stride..(knot + 1) * stride]);
     let lower = at(position.lower);
