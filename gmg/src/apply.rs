@@ -7,6 +7,7 @@ mod containers;
 mod gang;
 mod intent;
 mod observation;
+mod prefixes;
 mod residency;
 mod resync;
 mod sequences;

@@ -219,5 +219,8 @@ impl State {
         for request in memory.kv().sequences() {
             canon.number(request.0).number(memory.kv().table(request).len() as u64).debug(&memory.kv().parts(request));
         }
+        memory.kv().sharing(|said| {
+            canon.numbers(said);
+        });
     }
 }

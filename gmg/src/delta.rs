@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::id::{ContainerId, DeviceId, JobId, LaneId, LinkId, ModelId, RequestId, TenantId, TransferId, Version};
 use crate::job::JobSpec;
-use crate::memory::DeviceLayout;
+use crate::memory::{DeviceLayout, Owned};
 use crate::plan::{Event, Rank, Source};
 use crate::tenant::{Container, Model, Tenant};
 use crate::units::{Bytes, Nanos};
@@ -171,6 +171,56 @@ pub enum Intent {
         /// The device.
         device: DeviceId,
     },
+    /// Begin the sequence of a waiting request with the blocks of the longest beginning that is present;
+    /// [`Effect::Shared`] says how many. It stays waiting if there is none. See
+    /// [`KvPool::share`](crate::memory::KvPool::share).
+    SharePrefix {
+        /// The request.
+        request: RequestId,
+        /// Where.
+        device: DeviceId,
+        /// The chained hashes of its full blocks, from the first.
+        hashes: Arc<[u64]>,
+    },
+    /// Let blocks of a sequence be found by what they hold, while it lasts and after, until they are
+    /// needed. From the moment on at which they are to be computed, if whoever shares them runs later on the
+    /// same lane; otherwise from when they are.
+    PublishBlocks {
+        /// The request.
+        request: RequestId,
+        /// Where.
+        device: DeviceId,
+        /// The first of them, counted from the beginning of the sequence.
+        first: u32,
+        /// Their chained hashes.
+        hashes: Arc<[u64]>,
+    },
+    /// Begin the sequence of a waiting request as a copy of that of another of its tenant, all its parts:
+    /// both hold the same blocks until one is written.
+    ForkSequence {
+        /// Whose sequence there is.
+        of: RequestId,
+        /// The request.
+        request: RequestId,
+    },
+    /// Make a block of a sequence one that can be written, by a copy if others hold it;
+    /// [`Effect::Owned`] says which.
+    OwnBlock {
+        /// The request.
+        request: RequestId,
+        /// Where.
+        device: DeviceId,
+        /// The block, counted from the beginning of the sequence.
+        block: u32,
+    },
+    /// Forget what a tenant's ended sequences left in KV blocks:
+    /// [`Lent::Prefixes`](crate::memory::Lent::Prefixes).
+    DropPrefixes {
+        /// The tenant.
+        tenant: TenantId,
+        /// Where.
+        device: DeviceId,
+    },
     /// Enter a model of a tenant and the container that holds it, weights resident.
     #[cfg_attr(feature = "serde", serde(skip))]
     AddModel {
@@ -256,7 +306,12 @@ impl Delta {
                 | Intent::ReserveStaging { .. }
                 | Intent::ReleaseStaging { .. }
                 | Intent::ReserveExternal { .. }
-                | Intent::ReleaseExternal { .. } => Soft,
+                | Intent::ReleaseExternal { .. }
+                | Intent::SharePrefix { .. }
+                | Intent::PublishBlocks { .. }
+                | Intent::ForkSequence { .. }
+                | Intent::OwnBlock { .. }
+                | Intent::DropPrefixes { .. } => Soft,
             },
             Self::Observed(event) => match event {
                 Event::WeightsLoaded { .. }
@@ -307,6 +362,13 @@ pub enum Effect {
     Job(JobId),
     /// The jobs of a gang were entered, by rank.
     Gang(Arc<[JobId]>),
+    /// So many blocks were found.
+    Shared {
+        /// Blocks with which the sequence begins; none: it did not begin.
+        blocks: u32,
+    },
+    /// The block is the sequence's own.
+    Owned(Owned),
     /// The observation contradicts the graph.
     Diverged(Divergence),
 }

@@ -229,6 +229,37 @@ pub enum GmgError {
     /// Batching has to carry the action out before the plan is accepted.
     #[error("{0} is for batching to carry out before the plan is accepted")]
     NotMaterialized(&'static str),
+    /// The request has no sequence there.
+    #[error("{request} has no sequence on {device}")]
+    NoSequence {
+        /// The request.
+        request: RequestId,
+        /// Where.
+        device: DeviceId,
+    },
+    /// The request has no sequence anywhere.
+    #[error("{0} waits and has no sequence")]
+    RequestWaits(RequestId),
+    /// The sequence does not have these blocks.
+    #[error("blocks {}..{} of the sequence of {request} on {device} do not exist, it has {count}", blocks.start, blocks.end)]
+    NoSuchBlocks {
+        /// The request.
+        request: RequestId,
+        /// Where.
+        device: DeviceId,
+        /// The blocks asked for.
+        blocks: Range<u32>,
+        /// How many it has.
+        count: u32,
+    },
+    /// Tenants share no blocks.
+    #[error("{request} and {of} are of different tenants, which share no KV blocks")]
+    OtherTenant {
+        /// The request that was to begin.
+        request: RequestId,
+        /// Whose sequence there is.
+        of: RequestId,
+    },
     /// The request is part of a job on a lane.
     #[error("{request} is part of {job}, which is on a lane")]
     RequestInUse {

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! What must stay true: regions of one part never overlap; every KV block is free or belongs to
-//! exactly one sequence; [`Ledger`] equals the sum over what is reserved.
+//! sequences of exactly one tenant; [`Ledger`] equals the sum over what is reserved.
 
 mod best_fit;
 mod device;
@@ -23,7 +23,7 @@ mod reclaim;
 
 pub use best_fit::BestFit;
 pub use device::{DeviceLayout, DeviceMemory, WeightState};
-pub use kv_pool::KvPool;
+pub use kv_pool::{KvPool, Owned};
 pub use ledger::{ByteKind, Ledger};
 pub use orders::{MayExceed, NotBefore, Orders, Step};
 pub use parts::{Residency, WeightPart};

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::containers;
 use super::gang::{sever, submit_gang};
+use super::prefixes;
 use super::residency::{self, refuse_weights};
 use super::sequences::{self, Part};
 use crate::apply::free_activations;
@@ -63,6 +64,13 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
             memory(store, *device)?.release_external(*bytes);
             Ok(Effect::None)
         }
+        Intent::SharePrefix { request, device, hashes } => prefixes::share(store, *request, *device, hashes),
+        Intent::PublishBlocks { request, device, first, hashes } => {
+            prefixes::publish(store, *request, (*device, *first), hashes)
+        }
+        Intent::ForkSequence { of, request } => prefixes::fork(store, *of, *request),
+        Intent::OwnBlock { request, device, block } => prefixes::own(store, *request, *device, *block),
+        Intent::DropPrefixes { tenant, device } => prefixes::drop_cached(store, *tenant, *device),
         Intent::ReturnDevice { device } => {
             memory(store, *device)?;
             store.statics_mut().lost[device.index()] = false;

@@ -132,4 +132,8 @@ fn kv<S: Store>(store: &mut S, report: &DeviceReport, gap: &mut Gap) {
         }
     }
     gap.unknown += report.sequences.iter().filter(|id| !known.contains(id)).count() as u32;
+    // An agent reports sequences; it may have kept nothing else.
+    if let Some(memory) = store.memory_mut(device).filter(|memory| memory.kv().cachers().next().is_some()) {
+        memory.drop_cached_kv(None);
+    }
 }

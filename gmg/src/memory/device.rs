@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::id::{DeviceId, ModelId, RequestId, TenantId, TransferId};
-use crate::memory::{BestFit, ByteKind, KvPool, Ledger, Region, WeightPart};
+use crate::memory::{BestFit, ByteKind, KvPool, Ledger, Owned, Region, WeightPart};
 use crate::units::Bytes;
 
 /// How the memory of a device is divided. The KV pool gets what the other parts leave.
@@ -317,6 +317,43 @@ impl DeviceMemory {
             self.ledger.add(ByteKind::Kv, self.layout.kv_block.times(u64::from(blocks)));
         }
         grown
+    }
+
+    /// See [`KvPool::share`].
+    pub(crate) fn share_kv(&mut self, request: RequestId, tenant: TenantId, hashes: &[u64]) -> u32 {
+        self.change_kv(|kv| kv.share(request, tenant, hashes))
+    }
+
+    /// See [`KvPool::publish`].
+    pub(crate) fn publish_kv(&mut self, request: RequestId, first: u32, hashes: &[u64]) -> bool {
+        Arc::make_mut(&mut self.kv).publish(request, first, hashes)
+    }
+
+    /// See [`KvPool::fork`].
+    pub(crate) fn fork_kv(&mut self, of: RequestId, request: RequestId) -> bool {
+        Arc::make_mut(&mut self.kv).fork(of, request)
+    }
+
+    /// See [`KvPool::own`].
+    pub(crate) fn own_kv(&mut self, request: RequestId, index: u32) -> Option<Owned> {
+        self.change_kv(|kv| kv.own(request, index))
+    }
+
+    /// See [`KvPool::drop_cached`].
+    pub(crate) fn drop_cached_kv(&mut self, tenant: Option<TenantId>) -> u32 {
+        Arc::make_mut(&mut self.kv).drop_cached(tenant)
+    }
+
+    /// Counts the blocks that a change gives to sequences.
+    fn change_kv<R>(&mut self, change: impl FnOnce(&mut KvPool) -> R) -> R {
+        let kv = Arc::make_mut(&mut self.kv);
+        let before = kv.used_blocks();
+        let result = change(kv);
+        let more = kv.used_blocks().saturating_sub(before);
+        if more > 0 {
+            self.ledger.add(ByteKind::Kv, self.layout.kv_block.times(u64::from(more)));
+        }
+        result
     }
 
     pub(crate) fn add_kv_part(&mut self, request: RequestId, device: DeviceId) {

@@ -1,21 +1,58 @@
 //! Blocks of KV cache and the block tables of sequences.
+//!
+//! A pool in which nothing was ever shared hands out the block that was freed last. From the first block on
+//! that is published or shared (`shared.rs`), free blocks keep what they hold, and the one that has
+//! been free longest is taken. Until then the pool keeps nothing about single blocks, and after that only about
+//! those that were ever handed out.
 
+mod shared;
+
+use shared::Shared;
 use smallvec::SmallVec;
 
 use crate::id::{DeviceId, RequestId, TenantId};
 use crate::id_map::IdMap;
 
-/// A pool of equal blocks on one device. Every block is free or in the table of one sequence.
+/// A pool of equal blocks on one device. Every block is free or in the tables of sequences of one tenant.
 ///
-/// Block numbers are handed out last-freed first, so a log that is replayed gives equal tables.
+/// Which block is handed out depends on what was done before and on nothing else, so a log that is
+/// replayed gives equal tables.
+///
+/// ```
+/// use slicescheduler_gmg::id::{RequestId, TenantId};
+/// use slicescheduler_gmg::memory::KvPool;
+///
+/// let (mut pool, chat) = (KvPool::new(8), TenantId(0));
+/// pool.grow(RequestId(0), chat, 3);
+/// pool.publish(RequestId(0), 0, &[0xa, 0xb]);
+/// pool.release(RequestId(0));
+/// assert_eq!((pool.used_blocks(), pool.cached_by(chat)), (0, 2));
+/// assert_eq!(pool.share(RequestId(1), chat, &[0xa, 0xb, 0xc]), 2);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvPool {
     total: u32,
+    /// Empty once there is [`shared`](Self::shared), which has a queue of its own.
     free: Vec<u32>,
     /// Blocks at and above this number were never handed out.
     untouched: u32,
     sequences: IdMap<RequestId, Sequence>,
     by_tenant: Vec<u32>,
+    shared: Option<Box<Shared>>,
+}
+
+/// How the content of a block came to be a sequence's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owned {
+    /// It was already; if it was published, it is not any more.
+    InPlace,
+    /// Other sequences hold it as well, so a free block took its place.
+    Copied {
+        /// The block to copy.
+        from: u32,
+        /// The sequence's own now.
+        to: u32,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,17 +73,32 @@ impl KvPool {
         self.total
     }
 
-    /// Blocks that belong to no sequence.
+    /// Blocks that belong to no sequence, those included whose content is still found.
     pub fn free_blocks(&self) -> u32 {
-        self.total - self.untouched + self.free.len() as u32
+        self.total - self.untouched + self.shared.as_ref().map_or(self.free.len() as u32, |shared| shared.free())
     }
 
-    /// Blocks that belong to sequences.
+    /// Free blocks of `tenant` whose content is still found: its prefix cache, as far as no sequence holds it.
+    pub fn cached_by(&self, tenant: TenantId) -> u32 {
+        self.shared.as_ref().map_or(0, |shared| shared.cached_by(tenant))
+    }
+
+    /// The tenants with such blocks, ascending.
+    pub fn cachers(&self) -> impl Iterator<Item = TenantId> + '_ {
+        self.shared.iter().flat_map(|shared| shared.cachers())
+    }
+
+    /// How many cached blocks of `tenant` sequences of other tenants have taken.
+    pub fn displaced(&self, tenant: TenantId) -> u64 {
+        self.shared.as_ref().map_or(0, |shared| shared.displaced(tenant))
+    }
+
+    /// Blocks that belong to sequences, each counted once.
     pub fn used_blocks(&self) -> u32 {
         self.total - self.free_blocks()
     }
 
-    /// Blocks that belong to sequences of `tenant`.
+    /// Blocks that belong to sequences of `tenant`, each counted once.
     pub fn used_by(&self, tenant: TenantId) -> u32 {
         self.by_tenant.get(tenant.index()).copied().unwrap_or(0)
     }
@@ -67,19 +119,160 @@ impl KvPool {
             table: Vec::with_capacity(blocks as usize),
             parts: SmallVec::new(),
         });
-        for _ in 0..blocks {
-            let block = self.free.pop().unwrap_or_else(|| {
-                self.untouched += 1;
-                self.untouched - 1
-            });
-            sequence.table.push(block);
+        let owner = sequence.tenant;
+        match &mut self.shared {
+            None => {
+                for _ in 0..blocks {
+                    let block = self.free.pop().unwrap_or_else(|| {
+                        self.untouched += 1;
+                        self.untouched - 1
+                    });
+                    sequence.table.push(block);
+                }
+            }
+            Some(shared) => {
+                for _ in 0..blocks {
+                    let Some(block) = take(shared, self.total, &mut self.untouched, owner) else { break };
+                    sequence.table.push(block);
+                }
+            }
         }
-        let owner = sequence.tenant.index();
+        self.count(owner, blocks);
+        true
+    }
+
+    fn count(&mut self, tenant: TenantId, blocks: u32) {
+        let owner = tenant.index();
         if self.by_tenant.len() <= owner {
             self.by_tenant.resize(owner + 1, 0);
         }
         self.by_tenant[owner] += blocks;
+    }
+
+    fn shared_mut(&mut self) -> &mut Shared {
+        let tables = self.sequences.values().map(|sequence| (sequence.tenant, &sequence.table[..]));
+        let (untouched, free) = (self.untouched, &mut self.free);
+        self.shared.get_or_insert_with(|| Box::new(Shared::new(untouched, &std::mem::take(free), tables)))
+    }
+
+    /// How many blocks [`share`](Self::share) would find, and how many of them no sequence holds. O(found).
+    pub fn find(&self, tenant: TenantId, hashes: &[u64]) -> (u32, u32) {
+        let Some(shared) = &self.shared else { return (0, 0) };
+        let found = hashes.iter().map_while(|&hash| shared.find(tenant, hash));
+        found.fold((0, 0), |(all, free), block| (all + 1, free + u32::from(shared.holders(block) == 0)))
+    }
+
+    /// Begins the sequence of `request` with the blocks of the longest beginning of `hashes` that is found,
+    /// and returns how many those are. Nothing changes if there is none, or if the request has a sequence.
+    ///
+    /// `hashes` are chained: that of a block covers its tokens, all before them, and the model. So equal
+    /// hashes mean equal beginnings. Whose last token is needed again leaves its block out. Tenants share
+    /// nothing with each other. O(found).
+    pub fn share(&mut self, request: RequestId, tenant: TenantId, hashes: &[u64]) -> u32 {
+        let Some(shared) = self.shared.as_mut().filter(|_| !self.sequences.contains_key(&request)) else { return 0 };
+        let table: Vec<u32> = hashes.iter().map_while(|&hash| shared.find(tenant, hash)).collect();
+        if table.is_empty() {
+            return 0;
+        }
+        let newly = table.iter().filter(|&&block| shared.share(block, tenant)).count() as u32;
+        let found = table.len() as u32;
+        self.sequences.insert(request, Sequence { tenant, table, parts: SmallVec::new() });
+        self.count(tenant, newly);
+        found
+    }
+
+    /// The blocks of the sequence of `request` from the `first` on are found under `hashes` from now on,
+    /// chained as for [`share`](Self::share). A block that is found already stays as it is. False, and
+    /// nothing changes, if the sequence has not that many blocks. O(`hashes` + blocks with equal content).
+    pub fn publish(&mut self, request: RequestId, first: u32, hashes: &[u64]) -> bool {
+        let (first, table) = (first as usize, self.table(request));
+        if first > table.len() || hashes.len() > table.len() - first {
+            return false;
+        }
+        self.shared_mut();
+        let (Some(shared), Some(sequence)) = (&mut self.shared, self.sequences.get(&request)) else { return true };
+        sequence.table[first..].iter().zip(hashes).for_each(|(&block, &hash)| shared.publish(block, hash));
         true
+    }
+
+    /// `request` begins as a copy of the sequence of `of`, whose blocks both hold from now on. False, and
+    /// nothing changes, if `of` has no sequence or `request` has one. O(blocks).
+    pub fn fork(&mut self, of: RequestId, request: RequestId) -> bool {
+        if self.sequences.contains_key(&request) || !self.sequences.contains_key(&of) {
+            return false;
+        }
+        self.shared_mut();
+        let (Some(shared), Some(sequence)) = (&mut self.shared, self.sequences.get(&of)) else { return false };
+        let Sequence { tenant, table, parts } = sequence.clone();
+        table.iter().for_each(|&block| {
+            shared.hold(block, tenant);
+        });
+        self.sequences.insert(request, Sequence { tenant, table, parts });
+        true
+    }
+
+    /// True if other sequences hold the `index`th block of the sequence of `request` too.
+    pub fn is_shared(&self, request: RequestId, index: u32) -> bool {
+        let block = self.table(request).get(index as usize);
+        block.zip(self.shared.as_ref()).is_some_and(|(&block, shared)| shared.holders(block) > 1)
+    }
+
+    /// Makes the `index`th block of the sequence of `request` one that can be written: nobody else holds it
+    /// and nobody finds it. [`None`], and nothing changes, if there is no such block, or no free one to
+    /// copy it to. O(blocks with equal content).
+    pub fn own(&mut self, request: RequestId, index: u32) -> Option<Owned> {
+        let free = self.free_blocks();
+        let sequence = self.sequences.get_mut(&request)?;
+        let place = sequence.table.get_mut(index as usize)?;
+        let Some(shared) = &mut self.shared else { return Some(Owned::InPlace) };
+        let from = *place;
+        if shared.holders(from) == 1 {
+            shared.forget(from);
+            return Some(Owned::InPlace);
+        }
+        if free == 0 {
+            return None;
+        }
+        let tenant = sequence.tenant;
+        let to = take(shared, self.total, &mut self.untouched, tenant)?;
+        shared.let_go(from);
+        *place = to;
+        self.count(tenant, 1);
+        Some(Owned::Copied { from, to })
+    }
+
+    /// What free blocks of `tenant`, or of everybody, hold is not found any more. Returns how many there
+    /// were. O(free blocks that were handed out before).
+    pub fn drop_cached(&mut self, tenant: Option<TenantId>) -> u32 {
+        self.shared.as_mut().map_or(0, |shared| shared.drop_cached(tenant))
+    }
+
+    /// What a sequence shares, without block numbers: for every block the place of its first mention in
+    /// the sequences, ascending, and its content; then the cached blocks in the order in which they go, with
+    /// what goes before each. Empty for a pool that shares nothing.
+    pub(crate) fn sharing(&self, mut each: impl FnMut([u64; 4])) {
+        let Some(shared) = &self.shared else { return };
+        let mut mentioned: IdMap<u32, u64> = IdMap::default();
+        let content = |block| shared.content(block).map_or([0; 3], |(hash, ahead)| [1, hash, ahead.into()]);
+        let tables = self.sequences().into_iter().flat_map(|request| self.table(request));
+        for &block in tables {
+            let next = mentioned.len() as u64;
+            let [found, hash, ahead] = content(block);
+            let place = *mentioned.entry(block).or_insert(next);
+            if found > 0 || shared.holders(block) > 1 {
+                each([place, found, hash, ahead]);
+            }
+        }
+        let mut before = u64::from(self.total - self.untouched);
+        for (block, tenant) in shared.queue() {
+            let [found, hash, ahead] = content(block);
+            if found > 0 {
+                each([before, tenant.0.into(), hash, ahead]);
+                before = 0;
+            } else {
+                before += 1;
+            }
+        }
     }
 
     /// The devices that hold the parts of the other ranks of a sequence whose first part is here, from
@@ -97,12 +290,18 @@ impl KvPool {
         }
     }
 
-    /// Frees every block of a sequence and returns how many there were.
+    /// Ends a sequence and returns how many blocks are free by it: those that no other holds.
     pub fn release(&mut self, request: RequestId) -> u32 {
         let Some(sequence) = self.sequences.remove(&request) else { return 0 };
-        let blocks = sequence.table.len() as u32;
+        let blocks = match &mut self.shared {
+            None => {
+                let blocks = sequence.table.len() as u32;
+                self.free.extend(sequence.table.into_iter().rev());
+                blocks
+            }
+            Some(shared) => sequence.table.iter().rev().filter(|&&block| shared.let_go(block)).count() as u32,
+        };
         self.by_tenant[sequence.tenant.index()] -= blocks;
-        self.free.extend(sequence.table.into_iter().rev());
         blocks
     }
 
@@ -118,6 +317,22 @@ impl KvPool {
         ids
     }
 }
+
+/// A block that nobody held: one that was never handed out, or the one that has been free longest.
+fn take(shared: &mut Shared, total: u32, untouched: &mut u32, tenant: TenantId) -> Option<u32> {
+    let block = if *untouched < total {
+        shared.add_block();
+        *untouched += 1;
+        *untouched - 1
+    } else {
+        shared.take(tenant)?
+    };
+    shared.hold(block, tenant);
+    Some(block)
+}
+
+#[cfg(test)]
+mod sharing_tests;
 
 #[cfg(test)]
 mod tests {

@@ -9,6 +9,10 @@ use crate::view::GmgView;
 pub enum Lent {
     /// A copy of a guest's weights.
     Replica(ModelId),
+    /// What a guest's ended sequences left in KV blocks, for others that begin alike. A growth takes
+    /// these blocks by itself, but whose have been free longest first, the owner's among them; had back, they
+    /// go before the owner's own.
+    Prefixes(TenantId),
     /// The KV sequence of a guest's request.
     Sequence(RequestId),
 }
@@ -35,8 +39,8 @@ pub struct ReclaimTimes {
 }
 
 /// What `device` has lent, in the order in which it is to be had back, appended to `into`: copies of
-/// weights, which are somewhere else as well, before sequences, which are not; of each kind what
-/// nobody uses at the moment first; ascending by id among equals.
+/// weights, which are somewhere else as well, before cached prefixes, which nobody waits for, before sequences;
+/// of each kind what nobody uses at the moment first; ascending by id among equals.
 ///
 /// Nothing of the owner's is in it, and nothing of a device that no one owns. O(what is on the device
 /// and queued there).
@@ -61,6 +65,11 @@ pub fn reclaim_order(view: &impl GmgView, device: DeviceId, times: ReclaimTimes,
     into.append(&mut lent);
 
     let block = memory.layout().kv_block;
+    into.extend(memory.kv().cachers().filter(|&tenant| tenant != owner).map(|tenant| Reclaim {
+        what: Lent::Prefixes(tenant),
+        bytes: block.times(u64::from(memory.kv().cached_by(tenant))),
+        time: Nanos::ZERO,
+    }));
     let sequences = memory.kv().sequences().into_iter();
     let guests = sequences.filter(|&request| is_guest(view.request(request).map(|request| request.tenant)));
     lent.extend(guests.map(|request| {

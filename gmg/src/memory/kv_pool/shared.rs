@@ -1,0 +1,253 @@
+//! Blocks that several sequences hold, and blocks that keep their content when none does.
+//!
+//! The rule is that of vLLM V1's block pool: free blocks are one queue, in the order in which they became
+//! free, the end of a sequence before its beginning; what a block holds is found until the block is
+//! taken from the front of the queue; of blocks with equal content the one that has had it longest is found.
+//!
+//! What must stay true: a block is in the queue if and only if no sequence holds it; `by_content` leads to
+//! exactly the blocks that carry a hash; a block with a hash belongs to the tenant under which it is found.
+
+use std::collections::HashMap;
+
+use crate::id::TenantId;
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Block {
+    hash: Option<u64>,
+    /// Whose sequence had it last.
+    tenant: TenantId,
+    /// Sequences that hold it.
+    holders: u32,
+    before: u32,
+    after: u32,
+    /// The next block with the same content, in the order in which they got it.
+    twin: u32,
+}
+
+/// The blocks of a pool that were ever handed out, by number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shared {
+    blocks: Vec<Block>,
+    first: u32,
+    last: u32,
+    free: u32,
+    /// The hash is the host's, so the map is one that a hostile choice does not slow down.
+    by_content: HashMap<(TenantId, u64), u32>,
+    by_tenant: Vec<Counts>,
+}
+
+/// Counts of one tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    cached: u32,
+    displaced: u64,
+}
+
+impl Shared {
+    /// Of a pool in which every block of `tables` is held by one sequence and the blocks of `free` are
+    /// free, to be taken from the end.
+    pub(super) fn new<'t>(untouched: u32, free: &[u32], tables: impl Iterator<Item = (TenantId, &'t [u32])>) -> Self {
+        let mut shared = Self {
+            blocks: Vec::new(),
+            first: NONE,
+            last: NONE,
+            free: 0,
+            by_content: HashMap::new(),
+            by_tenant: Vec::new(),
+        };
+        (0..untouched).for_each(|_| shared.add_block());
+        for (tenant, table) in tables {
+            table.iter().for_each(|&block| {
+                shared.hold(block, tenant);
+            });
+        }
+        free.iter().rev().for_each(|&block| shared.append(block));
+        shared
+    }
+
+    /// Blocks that no sequence holds.
+    pub(super) fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// Blocks of `tenant` that no sequence holds and whose content is found.
+    pub(super) fn cached_by(&self, tenant: TenantId) -> u32 {
+        self.by_tenant.get(tenant.index()).map_or(0, |counts| counts.cached)
+    }
+
+    /// Cached blocks of `tenant` that sequences of others took.
+    pub(super) fn displaced(&self, tenant: TenantId) -> u64 {
+        self.by_tenant.get(tenant.index()).map_or(0, |counts| counts.displaced)
+    }
+
+    /// Tenants with cached blocks, ascending.
+    pub(super) fn cachers(&self) -> impl Iterator<Item = TenantId> + '_ {
+        (0..).map(TenantId).zip(&self.by_tenant).filter(|(_, counts)| counts.cached > 0).map(|(tenant, _)| tenant)
+    }
+
+    /// Enters the block with the next number, which nobody holds and which is not in the queue.
+    pub(super) fn add_block(&mut self) {
+        let (tenant, hash) = (TenantId(0), None);
+        self.blocks.push(Block { hash, tenant, holders: 0, before: NONE, after: NONE, twin: NONE });
+    }
+
+    /// Takes the block that has been free longest out of the queue, for a sequence of `tenant`; what it
+    /// held is forgotten.
+    pub(super) fn take(&mut self, tenant: TenantId) -> Option<u32> {
+        let block = self.first;
+        let entry = *self.blocks.get(block as usize)?;
+        self.unlink(block);
+        if entry.hash.is_some() {
+            self.counts(entry.tenant).cached -= 1;
+            self.counts(entry.tenant).displaced += u64::from(entry.tenant != tenant);
+            self.forget(block);
+        }
+        Some(block)
+    }
+
+    /// A sequence of `tenant` holds `block`, which is not in the queue. True if it is the first.
+    pub(super) fn hold(&mut self, block: u32, tenant: TenantId) -> bool {
+        let entry = &mut self.blocks[block as usize];
+        (entry.holders, entry.tenant) = (entry.holders + 1, tenant);
+        entry.holders == 1
+    }
+
+    /// A sequence lets go of `block`. True if it was the last.
+    pub(super) fn let_go(&mut self, block: u32) -> bool {
+        let entry = &mut self.blocks[block as usize];
+        entry.holders -= 1;
+        let Block { holders, hash, tenant, .. } = *entry;
+        if holders == 0 {
+            self.append(block);
+            self.counts(tenant).cached += u32::from(hash.is_some());
+        }
+        holders == 0
+    }
+
+    pub(super) fn holders(&self, block: u32) -> u32 {
+        self.blocks[block as usize].holders
+    }
+
+    /// The block of `tenant` that has carried `hash` longest. O(1).
+    pub(super) fn find(&self, tenant: TenantId, hash: u64) -> Option<u32> {
+        self.by_content.get(&(tenant, hash)).copied()
+    }
+
+    /// A sequence of `tenant` holds `block`, which was found, too. True if it is the only one.
+    pub(super) fn share(&mut self, block: u32, tenant: TenantId) -> bool {
+        if self.holders(block) == 0 {
+            self.unlink(block);
+            self.counts(tenant).cached -= 1;
+        }
+        self.hold(block, tenant)
+    }
+
+    /// `block`, which a sequence holds, is found under `hash` from now on, unless it is found under another.
+    /// O(blocks with that content).
+    pub(super) fn publish(&mut self, block: u32, hash: u64) {
+        let entry = &mut self.blocks[block as usize];
+        if entry.hash.is_some() {
+            return;
+        }
+        entry.hash = Some(hash);
+        let key = (entry.tenant, hash);
+        match self.by_content.get(&key).copied() {
+            None => drop(self.by_content.insert(key, block)),
+            Some(mut twin) => {
+                while self.blocks[twin as usize].twin != NONE {
+                    twin = self.blocks[twin as usize].twin;
+                }
+                self.blocks[twin as usize].twin = block;
+            }
+        }
+    }
+
+    /// `block` is not found any more. O(blocks with that content).
+    pub(super) fn forget(&mut self, block: u32) {
+        let entry = &mut self.blocks[block as usize];
+        let next = std::mem::replace(&mut entry.twin, NONE);
+        let Some(hash) = entry.hash.take() else { return };
+        let key = (entry.tenant, hash);
+        match self.by_content.get(&key).copied() {
+            Some(head) if head == block && next == NONE => drop(self.by_content.remove(&key)),
+            Some(head) if head == block => drop(self.by_content.insert(key, next)),
+            Some(mut twin) => {
+                while self.blocks[twin as usize].twin != block {
+                    twin = self.blocks[twin as usize].twin;
+                }
+                self.blocks[twin as usize].twin = next;
+            }
+            None => {}
+        }
+    }
+
+    /// What blocks of `tenant`, or of everybody, hold that no sequence holds is not found any more; they
+    /// keep their places in the queue. Returns how many there were. O(free blocks).
+    pub(super) fn drop_cached(&mut self, tenant: Option<TenantId>) -> u32 {
+        let mut dropped = 0;
+        let mut block = self.first;
+        while let Some(&entry) = self.blocks.get(block as usize) {
+            if entry.hash.is_some() && tenant.is_none_or(|tenant| tenant == entry.tenant) {
+                self.forget(block);
+                self.counts(entry.tenant).cached -= 1;
+                dropped += 1;
+            }
+            block = entry.after;
+        }
+        dropped
+    }
+
+    /// What the content of `block` is, and how many blocks are found in its place before it is.
+    pub(super) fn content(&self, block: u32) -> Option<(u64, u32)> {
+        let entry = self.blocks[block as usize];
+        let hash = entry.hash?;
+        let (mut ahead, mut twin) = (0, self.find(entry.tenant, hash)?);
+        while twin != block {
+            (ahead, twin) = (ahead + 1, self.blocks[twin as usize].twin);
+        }
+        Some((hash, ahead))
+    }
+
+    /// The queue from the front: blocks and the tenants that had them.
+    pub(super) fn queue(&self) -> impl Iterator<Item = (u32, TenantId)> + '_ {
+        let next = |&block: &u32| Some(self.blocks[block as usize].after).filter(|&after| after != NONE);
+        let blocks = std::iter::successors(Some(self.first).filter(|&first| first != NONE), next);
+        blocks.map(|block| (block, self.blocks[block as usize].tenant))
+    }
+
+    fn counts(&mut self, tenant: TenantId) -> &mut Counts {
+        let index = tenant.index();
+        if self.by_tenant.len() <= index {
+            self.by_tenant.resize(index + 1, Counts::default());
+        }
+        &mut self.by_tenant[index]
+    }
+
+    fn append(&mut self, block: u32) {
+        let last = std::mem::replace(&mut self.last, block);
+        match self.blocks.get_mut(last as usize) {
+            Some(last) => last.after = block,
+            None => self.first = block,
+        }
+        let entry = &mut self.blocks[block as usize];
+        (entry.before, entry.after) = (last, NONE);
+        self.free += 1;
+    }
+
+    fn unlink(&mut self, block: u32) {
+        let entry = &mut self.blocks[block as usize];
+        let (before, after) = (entry.before, entry.after);
+        (entry.before, entry.after) = (NONE, NONE);
+        match self.blocks.get_mut(before as usize) {
+            Some(before) => before.after = after,
+            None => self.first = after,
+        }
+        match self.blocks.get_mut(after as usize) {
+            Some(after) => after.before = before,
+            None => self.last = before,
+        }
+        self.free -= 1;
+    }
+}

@@ -1,0 +1,229 @@
+//! Oracle: the pool against lists and maps that are searched from end to end.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BLOCKS: u32 = 10;
+const HASHES: u64 = 7;
+const REQUESTS: u64 = 5;
+
+/// One queue from the start, as vLLM V1 has it; blocks with their contents and when they got them.
+struct Naive {
+    queue: Vec<usize>,
+    contents: Vec<Option<(u32, u64, usize)>>,
+    last_had_by: Vec<u32>,
+    tables: BTreeMap<u64, Vec<usize>>,
+    displaced: [u64; 2],
+    clock: usize,
+}
+
+fn tenant(request: u64) -> u32 {
+    (request % 2) as u32
+}
+
+impl Naive {
+    fn new() -> Self {
+        let blocks = BLOCKS as usize;
+        Self {
+            queue: (0..blocks).collect(),
+            contents: vec![None; blocks],
+            last_had_by: vec![9; blocks],
+            tables: BTreeMap::new(),
+            displaced: [0; 2],
+            clock: 0,
+        }
+    }
+
+    fn holders(&self, block: usize) -> usize {
+        self.tables.values().flatten().filter(|&&held| held == block).count()
+    }
+
+    fn pop(&mut self, by: u32) -> usize {
+        let block = self.queue.remove(0);
+        if let Some((owner, ..)) = self.contents[block].take() {
+            self.displaced[owner as usize] += u64::from(owner != by);
+        }
+        block
+    }
+
+    fn grow(&mut self, request: u64, blocks: u32) -> bool {
+        if blocks as usize > self.queue.len() {
+            return false;
+        }
+        let taken: Vec<_> = (0..blocks).map(|_| self.pop(tenant(request))).collect();
+        self.tables.entry(request).or_default().extend(taken);
+        true
+    }
+
+    fn release(&mut self, request: u64) -> u32 {
+        let mut table = self.tables.remove(&request).unwrap_or_default();
+        table.reverse();
+        let before = self.queue.len();
+        for (at, &block) in table.iter().enumerate() {
+            if self.holders(block) == 0 && !table[at + 1..].contains(&block) {
+                self.queue.push(block);
+                self.last_had_by[block] = tenant(request);
+            }
+        }
+        (self.queue.len() - before) as u32
+    }
+
+    fn find(&self, of: u32, hash: u64) -> Option<usize> {
+        let with = (0..self.contents.len()).filter_map(|block| Some((self.contents[block]?, block)));
+        let equal = with.filter(|&((owner, content, _), _)| (owner, content) == (of, hash));
+        equal.min_by_key(|&((.., since), _)| since).map(|(_, block)| block)
+    }
+
+    fn share(&mut self, request: u64, hashes: &[u64]) -> u32 {
+        if self.tables.contains_key(&request) {
+            return 0;
+        }
+        let found: Vec<_> = hashes.iter().map_while(|&hash| self.find(tenant(request), hash)).collect();
+        self.queue.retain(|block| !found.contains(block));
+        let count = found.len() as u32;
+        if count > 0 {
+            self.tables.insert(request, found);
+        }
+        count
+    }
+
+    fn publish(&mut self, request: u64, first: u32, hashes: &[u64]) -> bool {
+        let table = self.tables.get(&request).cloned().unwrap_or_default();
+        if first as usize + hashes.len() > table.len() {
+            return false;
+        }
+        for (&block, &hash) in table[first as usize..].iter().zip(hashes) {
+            self.clock += 1;
+            self.contents[block].get_or_insert((tenant(request), hash, self.clock));
+        }
+        true
+    }
+
+    fn fork(&mut self, of: u64, request: u64) -> bool {
+        match self.tables.get(&of).cloned() {
+            Some(table) if !self.tables.contains_key(&request) => self.tables.insert(request, table).is_none(),
+            _ => false,
+        }
+    }
+
+    /// [`None`]: impossible; true: a copy was made.
+    fn own(&mut self, request: u64, index: u32) -> Option<bool> {
+        let block = *self.tables.get(&request)?.get(index as usize)?;
+        if self.holders(block) == 1 {
+            self.contents[block] = None;
+            return Some(false);
+        }
+        if self.queue.is_empty() {
+            return None;
+        }
+        let copy = self.pop(tenant(request));
+        self.tables.get_mut(&request)?[index as usize] = copy;
+        Some(true)
+    }
+
+    fn drop_cached(&mut self, of: Option<u32>) -> u32 {
+        let mut dropped = 0;
+        for &block in &self.queue {
+            let content = &mut self.contents[block];
+            if content.is_some_and(|(owner, ..)| of.is_none_or(|of| of == owner)) {
+                *content = None;
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    fn cached_by(&self, of: u32) -> u32 {
+        self.queue.iter().filter(|&&block| self.contents[block].is_some_and(|(owner, ..)| owner == of)).count() as u32
+    }
+}
+
+/// For every block of every sequence the place of its first mention.
+fn pattern<B: Copy + PartialEq>(tables: impl Iterator<Item = Vec<B>>) -> Vec<Vec<usize>> {
+    let mut seen: Vec<B> = Vec::new();
+    let mut place = |block: B| {
+        seen.iter().position(|&other| other == block).unwrap_or_else(|| {
+            seen.push(block);
+            seen.len() - 1
+        })
+    };
+    tables.map(|table| table.into_iter().map(&mut place).collect()).collect()
+}
+
+fn assert_same(pool: &KvPool, naive: &Naive) {
+    let of_pool = pattern((0..REQUESTS).map(|request| pool.table(RequestId(request)).to_vec()));
+    let of_naive = pattern((0..REQUESTS).map(|request| naive.tables.get(&request).cloned().unwrap_or_default()));
+    assert_eq!(of_pool, of_naive);
+    assert_eq!(pool.free_blocks() as usize, naive.queue.len());
+    for of in 0..2 {
+        let held = (0..BLOCKS as usize).filter(|&block| {
+            naive.tables.iter().any(|(&request, table)| tenant(request) == of && table.contains(&block))
+        });
+        assert_eq!(pool.used_by(TenantId(of)) as usize, held.count());
+        assert_eq!(pool.cached_by(TenantId(of)), naive.cached_by(of));
+        assert_eq!(pool.displaced(TenantId(of)), naive.displaced[of as usize]);
+        for hash in 0..HASHES {
+            let found = naive.find(of, hash);
+            let free = found.is_some_and(|block| naive.queue.contains(&block));
+            assert_eq!(pool.find(TenantId(of), &[hash]), (found.is_some().into(), free.into()), "{of}, {hash}");
+        }
+    }
+    let cachers: Vec<_> = pool.cachers().collect();
+    assert_eq!(cachers, (0..2).filter(|&of| naive.cached_by(of) > 0).map(TenantId).collect::<Vec<_>>());
+}
+
+proptest! {
+    #[test]
+    fn it_shares_keeps_and_evicts_as_the_lists_do(
+        steps in prop::collection::vec((0u8..14, 0..REQUESTS, 0..REQUESTS, 0u32..5, prop::collection::vec(0..HASHES, 0..5)), 1..120),
+    ) {
+        let (mut pool, mut naive) = (KvPool::new(BLOCKS), Naive::new());
+        for (kind, request, other, number, hashes) in steps {
+            let (id, of) = (RequestId(request), TenantId(tenant(request)));
+            match kind {
+                0..=2 => prop_assert_eq!(pool.grow(id, of, number), naive.grow(request, number)),
+                3..=4 => prop_assert_eq!(pool.release(id), naive.release(request)),
+                5..=7 => prop_assert_eq!(pool.publish(id, number / 3, &hashes), naive.publish(request, number / 3, &hashes)),
+                8..=9 => prop_assert_eq!(pool.share(id, of, &hashes), naive.share(request, &hashes)),
+                10 => {
+                    let fork = other % 2 == request % 2;
+                    prop_assert_eq!(fork && pool.fork(RequestId(other), id), fork && naive.fork(other, request));
+                }
+                11..=12 => {
+                    let shared = pool.is_shared(id, number);
+                    let before = pool.table(id).get(number as usize).copied();
+                    let owned = pool.own(id, number);
+                    prop_assert_eq!(owned.map(|owned| owned != Owned::InPlace), naive.own(request, number));
+                    if let Some(Owned::Copied { from, to }) = owned {
+                        prop_assert!(shared);
+                        prop_assert_eq!((Some(from), Some(to)), (before, pool.table(id).get(number as usize).copied()));
+                    }
+                }
+                _ => {
+                    let which = (number > 1).then_some(number % 2);
+                    prop_assert_eq!(pool.drop_cached(which.map(TenantId)), naive.drop_cached(which));
+                }
+            }
+            assert_same(&pool, &naive);
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_sequence_goes_before_its_beginning_and_the_oldest_sequence_first() {
+    let (mut pool, chat) = (KvPool::new(6), TenantId(0));
+    for (request, hashes) in [(0, [1, 2, 3]), (1, [4, 5, 6])] {
+        pool.grow(RequestId(request), chat, 3);
+        pool.publish(RequestId(request), 0, &hashes);
+    }
+    pool.release(RequestId(1));
+    pool.release(RequestId(0));
+    // By the rule the queue is 6 5 4 3 2 1: four blocks take 6, 5, 4 and 3.
+    pool.grow(RequestId(2), TenantId(1), 4);
+    assert_eq!(pool.find(chat, &[1, 2, 3]), (2, 2));
+    assert_eq!(pool.find(chat, &[4]), (0, 0));
+    assert_eq!((pool.displaced(chat), pool.cached_by(chat)), (4, 2));
+}
