@@ -12,7 +12,7 @@
 //!   takes the highest rank whose first node is *runnable*: released, and its predecessors done.
 //! - **Right of way.** When a node of a higher rank becomes runnable, the one that runs is cut at
 //!   the first operator boundary that is not before that moment, and goes on later from there.
-//! - **Shared devices.** Lanes of one device with an [`Interference`](crate::interference::Interference)
+//! - **Shared devices.** Lanes of one device with an [`Interference`]
 //!   slow each other; a device can also be slow as a whole. Operators of such lanes are simulated one by
 //!   one, each at a rate that holds until the set of operators on the device changes; an operator ends
 //!   at the first whole nanosecond at which its work is done. A lane that is alone on a device at full

@@ -3,7 +3,7 @@
 //! A [`Run`] is what a real engine did: its settings, and when each request was queued and got its tokens.
 //! [`predict`] replays the arrivals of a run through [`batching`](crate::scheduler::batching), the same code that
 //! serves and that forecasts unroll, with durations from a profile of the device
-//! ([`StepModel`](crate::simulator::profile::llmservingsim::StepModel)); [`compare`] sets the two beside each other.
+//! ([`StepModel`]); [`compare`](fn@compare) sets the two beside each other.
 //!
 //! Nothing is fitted to a run. What the engine's metadata does not say is derived by the engine's own
 //! rules, and the prediction says what was derived and how ([`Prediction::notes`]).
@@ -14,7 +14,7 @@
 //! | [`shape`], [`device`] | published facts of models and devices |
 //! | [`blocks`] | how many KV blocks an engine has |
 //! | [`engine`] | the engine's loop: arrivals, iterations, tokens |
-//! | [`compare`] | real against predicted |
+//! | [`compare`](mod@compare) | real against predicted |
 //! | [`cases`] | the runs in a folder, each with its profile |
 
 pub mod blocks;

@@ -70,7 +70,7 @@ impl Block {
 /// Free blocks in the order in which they are searched.
 type Free = BTreeSet<(Stream, u64, u64)>;
 
-/// The allocator; see the [module](self) for its rules.
+/// The allocator, by the rules that the head of its module lists.
 #[derive(Clone, Debug)]
 pub struct CachingAllocator {
     capacity: Bytes,
