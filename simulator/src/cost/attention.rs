@@ -83,9 +83,10 @@ impl BatchParts {
 }
 
 /// Prompts of equal length with these tokens and pairs in all. With cached tokens there are more
-/// pairs than `tokens` alone can have; then it is one prompt, longer than its tokens.
+/// pairs than `tokens` alone can have; then it is one prompt, longer than its tokens. Fewer pairs than
+/// tokens are of no real batch; they are shared by prompts that are shorter than a token.
 fn equal_prompts(tokens: f64, pairs: f64) -> Prompts {
-    let length = 2.0 * pairs / tokens - 1.0;
+    let length = (2.0 * pairs / tokens - 1.0).max(1.0);
     let batch = (tokens / length).max(1.0);
     Prompts { batch, length: length_of(pairs / batch), cached: 0.0 }
 }
