@@ -22,9 +22,18 @@ pub use chakra::chakra;
 pub use dot::dot;
 pub use perfetto::perfetto;
 
+#[cfg(feature = "chakra")]
+use std::borrow::Cow;
+
 use crate::graph::OpGraph;
+#[cfg(feature = "chakra")]
+use crate::graph::OpView;
 use crate::id::OpIndex;
+#[cfg(feature = "chakra")]
+use crate::import::{Communication, Pattern};
 use crate::import::{Import, OpRecord};
+#[cfg(feature = "chakra")]
+use crate::semantics::OpKind;
 use crate::shape::Binding;
 use crate::units::Nanos;
 
@@ -58,6 +67,18 @@ impl<'s> Source<'s> {
     fn lane(&self, op: OpIndex) -> Option<&'s str> {
         let lane = self.record(op)?.lane?;
         self.lanes.get(lane as usize).map(|lane| &**lane)
+    }
+
+    /// What an operator sends and receives: what was recorded, or what its kind says.
+    #[cfg(feature = "chakra")]
+    fn communication(&self, view: &OpView<'_>) -> Option<Cow<'s, Communication>> {
+        if let Some(recorded) = self.record(view.index()).and_then(|record| record.communication.as_deref()) {
+            return Some(Cow::Borrowed(recorded));
+        }
+        let OpKind::Collective(collective) = *view.kind() else { return None };
+        let cost = view.cost(&self.binding);
+        let known = Communication::new(Pattern::of_name(collective.name()), cost.read.max(cost.written));
+        Some(Cow::Owned(Communication { ranks: Some(collective.ranks()), ..known }))
     }
 
     /// By operator: its start; where none was recorded, when all its predecessors have finished.

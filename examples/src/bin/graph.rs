@@ -25,7 +25,7 @@ use slicescheduler_gmg::id::OpIndex;
 use slicescheduler_gmg::import::{self, Format, Import, Limits, OpRecord, Options};
 use slicescheduler_gmg::semantics::OpCost;
 use slicescheduler_gmg::shape::Binding;
-use slicescheduler_gmg::templates::{DenseSpec, dense};
+use slicescheduler_gmg::templates::{DenseSpec, EncoderSpec, MoeSpec, dense, encoder, moe};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
 /// Import and export operator graphs.
@@ -69,6 +69,9 @@ enum Command {
         /// Tokens of each sequence that are cached already, for templates.
         #[arg(long, value_name = "N", default_value_t = 0)]
         cached: u64,
+        /// Ranks that a template is sharded over; one rank's graph is written.
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+        tensor_parallel: u32,
         /// Print JSON instead of text.
         #[arg(long)]
         json: bool,
@@ -135,6 +138,18 @@ enum Template {
     Llama3Small,
     #[value(name = "llama3-70b")]
     Llama3Large,
+    #[value(name = "codellama-34b")]
+    CodeLlama,
+    #[value(name = "yi-34b")]
+    Yi,
+    #[value(name = "bert-base")]
+    BertBase,
+    #[value(name = "all-minilm-l6-v2")]
+    MiniLm,
+    #[value(name = "mixtral-8x7b")]
+    Mixtral,
+    #[value(name = "qwen3-30b-a3b")]
+    Qwen3,
 }
 
 type Failure = Box<dyn std::error::Error>;
@@ -163,9 +178,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             let summary = Summary::of(&import, *top);
             if *json { writeln!(out, "{:#}", summary.json())? } else { summary.print(&mut out)? }
         }
-        Command::Export { source, reading, to, out: path, tokens, cached, json } => {
+        Command::Export { source, reading, to, out: path, tokens, cached, tensor_parallel, json } => {
             let exported = match (&source.template, &source.import) {
-                (Some(template), _) => Exported::template(*template, *tokens, *cached)?,
+                (Some(template), _) => Exported::template(*template, *tensor_parallel, *tokens, *cached)?,
                 (None, Some(file)) => Exported::trace(read(file, reading)?),
                 (None, None) => return Err("expected --template or --import".into()),
             };
@@ -218,17 +233,28 @@ struct Exported {
 }
 
 impl Exported {
-    /// A built-in model, one sequence, with the durations that a roofline gives for an H100.
-    fn template(template: Template, tokens: u64, cached: u64) -> Result<Self, Failure> {
-        let spec = match template {
-            Template::Tiny => DenseSpec::tiny(),
-            Template::Smollm2 => DenseSpec::smollm2_135m(),
-            Template::Llama2Small => DenseSpec::llama2_7b(),
-            Template::Llama2Large => DenseSpec::llama2_13b(),
-            Template::Llama3Small => DenseSpec::llama3_8b(),
-            Template::Llama3Large => DenseSpec::llama3_70b(),
+    /// One rank of a built-in model, one sequence, with the durations that a roofline gives for an H100.
+    fn template(template: Template, ranks: u32, tokens: u64, cached: u64) -> Result<Self, Failure> {
+        let decoder = |spec: DenseSpec| dense(&spec.tensor_parallel(ranks));
+        let experts = |spec: MoeSpec| moe(&spec.tensor_parallel(ranks));
+        let whole = |spec: EncoderSpec| match ranks {
+            1 => Ok(encoder(&spec)?),
+            _ => Err(Failure::from("encoders are not sharded: expected --tensor-parallel 1")),
         };
-        let graph = dense(&spec)?;
+        let graph = match template {
+            Template::Tiny => decoder(DenseSpec::tiny())?,
+            Template::Smollm2 => decoder(DenseSpec::smollm2_135m())?,
+            Template::Llama2Small => decoder(DenseSpec::llama2_7b())?,
+            Template::Llama2Large => decoder(DenseSpec::llama2_13b())?,
+            Template::Llama3Small => decoder(DenseSpec::llama3_8b())?,
+            Template::Llama3Large => decoder(DenseSpec::llama3_70b())?,
+            Template::CodeLlama => decoder(DenseSpec::codellama_34b())?,
+            Template::Yi => decoder(DenseSpec::yi_34b())?,
+            Template::BertBase => whole(EncoderSpec::bert_base())?,
+            Template::MiniLm => whole(EncoderSpec::all_minilm_l6_v2())?,
+            Template::Mixtral => experts(MoeSpec::mixtral_8x7b())?,
+            Template::Qwen3 => experts(MoeSpec::qwen3_30b_a3b())?,
+        };
         let mut binding = Binding::new();
         binding.add_chunk(tokens, cached, true);
         let (device, model) = (DeviceSpec::h100_sxm(), Roofline::default());

@@ -41,7 +41,8 @@ fn node(source: &Source<'_>, view: &OpView<'_>) -> chakra::Node {
     let id = |op| source.record(op).map_or(u64::from(op.0), |record| record.id);
     let cost = view.cost(&source.binding);
     let kind = view.kind().to_string();
-    let communication = record.and_then(|record| record.communication.as_deref());
+    let communication = source.communication(view);
+    let communication = communication.as_deref();
     let node_type = match (communication, kind.as_str()) {
         (Some(Communication { pattern: Some(Pattern::Send), .. }), _) => node_type::SEND,
         (Some(Communication { pattern: Some(Pattern::Receive), .. }), _) => node_type::RECEIVE,

@@ -10,6 +10,10 @@
 //! Kernels of NCCL are communication, with the payload and group that they or their call carry.
 //! Arithmetic is known where the trace has the shapes of calls (`record_shapes`): that of a product
 //! is put on the longest kernel of its call.
+//!
+//! A trace in which no device did anything is one of a processor: its operators are the calls that
+//! make no further call, in the order of their threads. The time that callers spend between their
+//! calls is nobody's, and what one thread waits for another is not known.
 
 mod event;
 
@@ -42,8 +46,15 @@ struct Span {
 enum Work {
     Launch,
     Kernel { call: Option<u64>, communication: Option<Box<Communication>> },
+    Call { flops: Flops, communication: Option<Box<Communication>> },
     Copy(Bytes),
     Fill(Bytes),
+}
+
+impl Work {
+    fn is_on_device(&self) -> bool {
+        matches!(self, Self::Kernel { .. } | Self::Copy(_) | Self::Fill(_))
+    }
 }
 
 /// A stream that was made to wait for another.
@@ -60,6 +71,11 @@ pub(super) struct Reader {
     draft: Draft,
     options: Options,
     spans: Vec<Span>,
+    /// Calls of the host, as long as no device has done anything.
+    calls: Vec<Span>,
+    has_devices: bool,
+    /// Where there were more calls than may be kept.
+    too_many_calls: Option<Position>,
     waits: Vec<Wait>,
     names: HashSet<Arc<str>>,
     /// By external id: the arithmetic of a call, and what it communicates.
@@ -73,6 +89,9 @@ impl Reader {
             draft: Draft::new(Format::Kineto, options),
             options: options.clone(),
             spans: Vec::new(),
+            calls: Vec::new(),
+            has_devices: false,
+            too_many_calls: None,
             waits: Vec::new(),
             names: HashSet::new(),
             products: HashMap::new(),
@@ -97,19 +116,80 @@ impl Reader {
         self.draft.lane(&format!("device {device} stream {stream}"))
     }
 
-    fn call(&mut self, event: &Event) {
+    fn call(&mut self, event: &Event, position: Position) {
+        let shapes: SmallVec<[&[u64]; 8]> = event.args.shapes.0.iter().map(|shape| &shape[..]).collect();
+        let flops = products::flops(event.name.as_text().unwrap_or_default(), &shapes, &[]);
+        let communication = event.args.communication();
         let known = (self.products.len() + self.communications.len()) as u64;
         if let Some(external) = event.args.external.as_u64().filter(|_| known < self.options.limits.ops) {
-            let shapes: SmallVec<[&[u64]; 8]> = event.args.shapes.0.iter().map(|shape| &shape[..]).collect();
-            let name = event.name.as_text().unwrap_or_default();
-            if let Some(flops) = products::flops(name, &shapes, &[]) {
+            if let Some(flops) = flops {
                 self.products.insert(external, flops);
             }
-            if let Some(communication) = event.args.communication() {
-                self.communications.insert(external, communication);
+            if let Some(communication) = &communication {
+                self.communications.insert(external, communication.clone());
             }
         }
-        self.draft.drop(Reason::Host);
+        let work = Work::Call { flops: flops.unwrap_or_default(), communication: communication.map(Box::new) };
+        if self.has_devices || self.too_many_calls.is_some() {
+            self.draft.drop(Reason::Host);
+        } else if self.calls.len() as u64 >= self.options.limits.ops.saturating_mul(2) {
+            self.too_many_calls = Some(position);
+            self.drop_calls();
+            self.draft.drop(Reason::Host);
+        } else {
+            match self.span(event, position, work) {
+                Some(span) => self.calls.push(span),
+                None => self.draft.drop(Reason::BadTime),
+            }
+        }
+    }
+
+    fn drop_calls(&mut self) {
+        let calls = std::mem::take(&mut self.calls);
+        self.draft.drop_many(Reason::Host, calls.len() as u64);
+    }
+
+    /// [`None`] if its times are impossible.
+    fn span(&mut self, event: &Event, position: Position, work: Work) -> Option<Span> {
+        let start = start(&event.ts)?;
+        let duration = event.dur.as_f64().and_then(|duration| self.draft.duration(duration, 1e3))?;
+        let lane = if work.is_on_device() {
+            self.stream(event)
+        } else {
+            self.draft.lane(&format!("thread {} of process {}", event.tid, event.pid))
+        };
+        let full = event.name.as_text().unwrap_or_default();
+        // Twice the limit tells the draft that a tail was cut.
+        let name = self.name(super::draft::cut(full, self.options.limits.name_bytes.saturating_mul(2)));
+        let record = position.record.unwrap_or_default();
+        let correlation = event.args.correlation.as_u64();
+        Some(Span { record, position, name, start, duration, lane, correlation, work })
+    }
+
+    /// Without devices, the calls that make no further call are the operators.
+    fn take_calls(&mut self) -> Result<(), ImportError> {
+        if self.has_devices || self.options.devices_only {
+            self.drop_calls();
+            return Ok(());
+        }
+        if let Some(position) = self.too_many_calls {
+            let most = self.options.limits.ops;
+            return Err(ImportError::Limit { position, what: "operators", most });
+        }
+        let mut calls = std::mem::take(&mut self.calls);
+        let end = |span: &Span| span.start + span.duration;
+        calls.sort_by_key(|span| (span.lane, span.start, std::cmp::Reverse(end(span)), span.record));
+        let (all, before) = (calls.len(), self.spans.len());
+        // Behind a caller comes the first of its calls.
+        let mut calls = calls.into_iter().peekable();
+        while let Some(call) = calls.next() {
+            let calls_next = calls.peek().is_some_and(|next| next.lane == call.lane && next.start < end(&call));
+            if !calls_next {
+                self.spans.push(call);
+            }
+        }
+        self.draft.drop_many(Reason::Caller, (all + before - self.spans.len()) as u64);
+        Ok(())
     }
 
     fn wait(&mut self, event: &Event) {
@@ -145,7 +225,7 @@ impl Reader {
         let mut orphans = 0;
         for span in &self.spans {
             let mut first: SmallVec<[u64; 4]> = last.insert(span.lane, span.record).into_iter().collect();
-            if !matches!(span.work, Work::Launch) && !self.options.devices_only {
+            if span.work.is_on_device() && !self.options.devices_only {
                 match span.correlation.and_then(|correlation| launches.get(&correlation)) {
                     Some(&launch) => first.push(launch),
                     None => orphans += 1,
@@ -166,7 +246,7 @@ impl Reader {
         }
         let mut lanes: HashMap<u32, Vec<(u64, usize)>> = HashMap::new();
         for (index, span) in self.spans.iter().enumerate() {
-            if let (false, Some(correlation)) = (matches!(span.work, Work::Launch), span.correlation) {
+            if let (true, Some(correlation)) = (span.work.is_on_device(), span.correlation) {
                 lanes.entry(span.lane).or_default().push((correlation, index));
             }
         }
@@ -224,6 +304,7 @@ impl Reader {
 
     pub(super) fn finish(mut self, name: &str, records: u64) -> Result<Import, ImportError> {
         self.drop_idle_calls();
+        self.take_calls()?;
         self.sort();
         let after = self.edges();
         let arithmetic = self.arithmetic();
@@ -233,6 +314,11 @@ impl Reader {
                 Work::Launch => (span.name.to_string(), OpCost::default(), None),
                 Work::Copy(bytes) => {
                     (copy_kind(&span.name), OpCost { read: bytes, written: bytes, ..OpCost::default() }, None)
+                }
+                Work::Call { flops, communication } => {
+                    let pattern = communication.as_ref().and_then(|communication| communication.pattern);
+                    let kind = pattern.map_or_else(|| span.name.to_string(), |pattern| pattern.name().to_owned());
+                    (kind, OpCost { flops, ..OpCost::default() }, communication)
                 }
                 Work::Fill(bytes) => ("memset".to_owned(), OpCost { written: bytes, ..OpCost::default() }, None),
                 Work::Kernel { call, communication } => {
@@ -279,7 +365,7 @@ impl Records for Reader {
             "gpu_memset" | "memset" => Work::Fill(bytes()),
             "cuda_runtime" | "cuda_driver" | "hip_runtime" | "runtime" | "privateuse1_runtime" => Work::Launch,
             "cpu_op" | "operator" => {
-                self.call(&event);
+                self.call(&event, position);
                 return Ok(());
             }
             "cuda_sync" => {
@@ -291,9 +377,11 @@ impl Records for Reader {
                 return Ok(());
             }
         };
-        let start = start(&event.ts);
-        let duration = event.dur.as_f64().and_then(|duration| self.draft.duration(duration, 1e3));
-        let (Some(start), Some(duration)) = (start, duration) else {
+        if work.is_on_device() && !self.has_devices {
+            self.has_devices = true;
+            self.drop_calls();
+        }
+        let Some(span) = self.span(&event, position, work) else {
             self.draft.drop(Reason::BadTime);
             return Ok(());
         };
@@ -301,17 +389,7 @@ impl Records for Reader {
             let most = self.options.limits.ops;
             return Err(ImportError::Limit { position, what: "operators", most });
         }
-        let lane = match work {
-            Work::Launch => self.draft.lane(&format!("thread {} of process {}", event.tid, event.pid)),
-            _ => self.stream(&event),
-        };
-        let full = event.name.as_text().unwrap_or_default();
-        // Twice the limit tells the draft that a tail was cut.
-        let kept = super::draft::cut(full, self.options.limits.name_bytes.saturating_mul(2));
-        let name = self.name(kept);
-        let record = position.record.unwrap_or_default();
-        let correlation = event.args.correlation.as_u64();
-        self.spans.push(Span { record, position, name, start, duration, lane, correlation, work });
+        self.spans.push(span);
         Ok(())
     }
 }
@@ -353,6 +431,41 @@ mod tests {
         assert_eq!(kernel_kind("ampere_sgemm_64x64_nn"), "ampere_sgemm_64x64_nn");
         assert_eq!(kernel_kind("<broken>"), "kernel");
         assert_eq!(copy_kind("Memcpy HtoD (Pageable -> Device)"), "memcpy_htod");
+    }
+
+    const CALLS: &str = r#"{"traceEvents": [
+      {"ph": "X", "cat": "cpu_op", "name": "aten::linear", "pid": 1, "tid": 2, "ts": 10, "dur": 50, "args": {}},
+      {"ph": "X", "cat": "cpu_op", "name": "aten::t", "pid": 1, "tid": 2, "ts": 10, "dur": 5, "args": {}},
+      {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 2, "ts": 20, "dur": 40,
+       "args": {"External id": 3, "Input Dims": [[2, 3], [3, 4]]}},
+      {"ph": "X", "cat": "cpu_op", "name": "aten::relu", "pid": 1, "tid": 2, "ts": 60, "dur": 7, "args": {}},
+      {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 9, "ts": 12, "dur": 1, "args": {}}
+    ]}"#;
+
+    #[test]
+    fn without_devices_the_innermost_calls_are_operators_in_the_order_of_their_threads() {
+        let import = crate::import::read(CALLS.as_bytes(), "calls", &Options::default()).unwrap();
+        let names: Vec<_> = import.graph.ops().map(|op| op.name().to_string()).collect();
+        assert_eq!(names, ["aten::t", "aten::add", "aten::mm", "aten::relu"]);
+        // t -> mm -> relu on one thread; add alone on the other.
+        assert_eq!((import.account.edges, import.lanes.len()), (2, 2));
+        assert_eq!(import.measured(), Nanos::us(5 + 40 + 7 + 1));
+        assert_eq!(import.account.dropped.get(&Reason::Caller), Some(&1));
+        let flops: u64 = import.graph.ops().map(|op| op.cost(&Default::default()).flops.get()).sum();
+        assert_eq!(flops, 2 * 2 * 3 * 4);
+
+        let none =
+            crate::import::read(CALLS.as_bytes(), "calls", &Options { devices_only: true, ..Options::default() });
+        assert!(matches!(none, Err(ImportError::NoOperators { .. })), "{none:?}");
+    }
+
+    #[test]
+    fn calls_are_forgotten_once_a_device_has_done_something() {
+        let kernel =
+            r#"{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 3, "ts": 99, "dur": 4, "args": {}}"#;
+        let with = CALLS.replace("\n    ]}", &format!(",{kernel}]}}"));
+        let import = crate::import::read(with.as_bytes(), "calls", &Options::default()).unwrap();
+        assert_eq!((import.graph.op_count(), import.account.dropped.get(&Reason::Host)), (1, Some(&5)));
     }
 
     #[test]

@@ -1,0 +1,152 @@
+//! The `graph` command: what it prints, what it writes, and how it refuses.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const KINETO: &str = r#"{"traceEvents": [
+  {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 2, "ts": 10, "dur": 2, "args": {"correlation": 7}},
+  {"ph": "X", "cat": "kernel", "name": "void gemm<float>(int)", "pid": 0, "tid": 3, "ts": 13, "dur": 40, "args": {"correlation": 7, "device": 0, "stream": 3}},
+  {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "pid": 0, "tid": 3, "ts": 60, "dur": 1, "args": {"device": 0, "stream": 3, "bytes": 4096}},
+  {"ph": "X", "cat": "user_annotation", "name": "step", "pid": 1, "tid": 2, "ts": 0, "dur": 99}
+]}"#;
+
+/// A fresh folder of one test.
+fn folder(test: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("graph_command").join(test);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn graph(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_graph")).args(arguments).output().unwrap()
+}
+
+/// What it prints for `arguments`, which it accepts.
+fn accepted(arguments: &[&str]) -> String {
+    let output = graph(arguments);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {errors}");
+    assert_eq!(errors, "", "{arguments:?}: nothing is wrong");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(arguments: &[&str]) -> Value {
+    serde_json::from_str(&accepted(arguments)).unwrap()
+}
+
+/// The line that it gives for `arguments`, which it refuses with `status`.
+fn refused(arguments: &[&str], status: i32) -> String {
+    let output = graph(arguments);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {errors}");
+    errors
+}
+
+#[test]
+fn an_import_says_what_the_trace_has() {
+    let trace = folder("import").join("trace.json");
+    fs::write(&trace, KINETO).unwrap();
+    let trace = trace.to_str().unwrap();
+    let summary = json(&["import", trace, "--json"]);
+    assert_eq!(
+        (&summary["format"], &summary["operators"], &summary["edges"]),
+        (&"kineto".into(), &3.into(), &2.into())
+    );
+    assert_eq!((&summary["measured_ns"], &summary["bytes"]), (&43_000.into(), &4096.into()));
+    assert_eq!(summary["critical_path"]["ns"], 43_000);
+    let path = summary["critical_path"]["operators"].as_array().unwrap();
+    let names: Vec<_> = path.iter().map(|op| op["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["cudaLaunchKernel", "void gemm<float>(int)", "Memset (Device)"]);
+    assert_eq!(summary["dropped"].as_object().unwrap().values().map(|count| count.as_u64().unwrap()).sum::<u64>(), 2);
+
+    let text = accepted(&["import", trace]);
+    for expected in [
+        "kineto trace",
+        "operators    3 on 2 lanes",
+        "edges        2",
+        "critical path 43.000 us through 3",
+        "annotations",
+    ] {
+        assert!(text.contains(expected), "{expected} in {text}");
+    }
+    let devices = json(&["import", trace, "--devices-only", "--json"]);
+    assert_eq!((&devices["operators"], &devices["edges"]), (&2.into(), &1.into()));
+}
+
+#[test]
+fn exports_are_what_the_tools_read() {
+    let folder = folder("export");
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let (et, dot, perfetto, trace) = (path("tiny.0.et"), path("tiny.dot"), path("tiny.json"), path("trace.json"));
+    fs::write(&trace, KINETO).unwrap();
+
+    accepted(&["export", "--template", "tiny", "--to", "chakra", "--out", &et]);
+    let back = json(&["import", &et, "--json"]);
+    let report = json(&["export", "--template", "tiny", "--to", "dot", "--out", &dot, "--json"]);
+    assert_eq!((&back["format"], &back["operators"]), (&"chakra".into(), &report["operators"]));
+    assert!(back["flops"].as_u64().unwrap() > 0 && back["measured_ns"].as_u64().unwrap() > 0);
+
+    let text = fs::read_to_string(&dot).unwrap();
+    assert_eq!(report["bytes"], text.len());
+    assert_eq!(text.matches(" -> ").count() as u64, back["edges"].as_u64().unwrap());
+
+    accepted(&["export", "--import", &trace, "--to", "perfetto", "--out", &perfetto]);
+    let events: Value = serde_json::from_slice(&fs::read(&perfetto).unwrap()).unwrap();
+    let spans = events["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X");
+    let durations: Vec<f64> = spans.map(|span| span["dur"].as_f64().unwrap()).collect();
+    assert_eq!(durations, [2.0, 40.0, 1.0]);
+    assert!(accepted(&["export", "--import", &trace, "--to", "dot", "--out", "-"]).starts_with("digraph {"));
+}
+
+#[test]
+fn a_rank_of_a_sharded_template_has_collective_nodes() {
+    let folder = folder("sharded");
+    let et = folder.join("rank.0.et");
+    let et = et.to_str().unwrap();
+    accepted(&["export", "--template", "llama3-8b", "--tensor-parallel", "2", "--to", "chakra", "--out", et]);
+    let back = json(&["import", et, "--json"]);
+    // Twice per layer, a row of 4096 numbers of two bytes is summed for each of 512 tokens.
+    let sums = 32 * 2 * 512 * 4096 * 2;
+    assert!(back["communicated_bytes"].as_u64().unwrap() >= sums, "{back}");
+    refused(&["export", "--template", "bert-base", "--tensor-parallel", "2", "--to", "chakra", "--out", et], 1);
+    refused(&["export", "--template", "tiny", "--tensor-parallel", "0", "--to", "chakra", "--out", et], 2);
+}
+
+#[test]
+fn bad_files_give_one_line_and_bad_usage_two() {
+    let folder = folder("refused");
+    let write = |name: &str, content: &[u8]| {
+        let path = folder.join(name);
+        fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let cases = [
+        (write("empty", b""), "nothing"),
+        (write("cut.json", &KINETO.as_bytes()[..200]), "EOF"),
+        (write("other.json", b"{\"a\": 1}"), "without"),
+        (write("noise", &[0x55; 300]), "byte"),
+        (folder.join("absent").to_str().unwrap().to_owned(), "No such file"),
+        (folder.to_str().unwrap().to_owned(), "directory"),
+    ];
+    for (path, expected) in cases {
+        let line = refused(&["import", &path], 1);
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(line.starts_with("error: ") && line.contains(expected) && line.contains(&path), "{line}");
+    }
+    let trace = write("trace.json", KINETO.as_bytes());
+    let limited = refused(&["import", &trace, "--max-ops", "1"], 1);
+    assert!(limited.contains("more than 1 operators"), "{limited}");
+    let unwritable = folder.join("absent").join("out.dot");
+    refused(&["export", "--import", &trace, "--to", "dot", "--out", unwritable.to_str().unwrap()], 1);
+
+    refused(&["import"], 2);
+    refused(&["export", "--to", "dot", "--out", "x"], 2);
+    refused(&["export", "--template", "tiny", "--import", &trace, "--to", "dot", "--out", "x"], 2);
+    refused(&["import", &trace, "--format", "nonsense"], 2);
+}
