@@ -110,6 +110,22 @@ impl Timeline {
         self
     }
 
+    /// Takes durations from another model from now on, such as one that a
+    /// [`Calibration`](crate::calibration::Calibration) published. A model that changes its version by itself is
+    /// followed without this. Every future that was unrolled before has to be
+    /// [folded in](Self::fold_in). O(work on all lanes), at the next question.
+    pub fn set_cost(&mut self, cost: Arc<dyn CostModel>) {
+        self.mirror.set_cost(cost);
+        self.kept = None;
+    }
+
+    /// Forgets what rests on durations that have changed.
+    fn follow_costs(&mut self) {
+        if self.mirror.follow_costs() {
+            self.kept = None;
+        }
+    }
+
     /// The time of the latest report.
     pub fn now(&self) -> Nanos {
         self.mirror.clock
@@ -146,9 +162,7 @@ impl Timeline {
     /// # Errors
     /// When an action names something that does not exist, or cannot be carried out.
     pub fn ask(&mut self, actions: &[Action]) -> Result<Outcome, WhatIfError> {
-        if self.mirror.follow_costs() {
-            self.kept = None;
-        }
+        self.follow_costs();
         let mut all = actions.to_vec();
         self.place_the_rest(&mut all);
         self.simulate(&all)
@@ -288,9 +302,7 @@ impl WhatIf for Timeline {
     /// O(work on the lanes that are simulated), as the [module](self) says.
     fn what_if(&mut self, now: Nanos, question: Question<'_>, answer: &mut Forecast) -> Result<(), WhatIfError> {
         let Question { actions, continuations, horizon } = question;
-        if self.mirror.follow_costs() {
-            self.kept = None;
-        }
+        self.follow_costs();
         let mut simulation = Simulation::new(&self.mirror, &mut self.scratch, actions, now, self.window);
         if actions.is_empty() && continuations.is_empty() {
             simulation.add_all_lanes();

@@ -3,17 +3,24 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
 use slicescheduler_gmg::id::{DeviceId, LaneId, ModelId};
 use slicescheduler_gmg::job::JobSpec;
-use slicescheduler_gmg::plan::{Action, Continuation, Event, Forecast, Plan, Question, Rank, RunForecast, WhatIf};
+use slicescheduler_gmg::plan::{
+    Action, Continuation, Event, Forecast, Plan, Question, Rank, RunForecast, WhatIf, WhatIfError,
+};
+use slicescheduler_gmg::semantics::OpKind;
 use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::templates::{DenseSpec, dense};
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 use slicescheduler_gmg::{Container, Gmg, GmgView, Model, Tenant};
+use slicescheduler_simulator::calibration::{Calibration, Observation};
+use slicescheduler_simulator::cost::CostModel;
 use slicescheduler_simulator::timeline::{Continuations, Unrolled};
-use slicescheduler_simulator::{Horizon, Roofline, Timeline};
+use slicescheduler_simulator::{Horizon, JobCost, Roofline, Timeline};
 
 const DEVICES: u32 = 4;
 const NOW: Nanos = Nanos::ms(1);
@@ -86,6 +93,21 @@ impl Rig {
     }
 }
 
+/// What a calibration publishes that saw matrix products take `factor` times what a roofline says.
+fn products_that_take(factor: f64) -> Arc<dyn CostModel> {
+    let (template, device) = (dense(&DenseSpec::llama3_8b()).unwrap(), DeviceSpec::h100_sxm());
+    let job = iteration(512);
+    let base = JobCost::bind(&Roofline::default(), &template, &job.binding, &device);
+    let op = template.ops().find(|op| *op.kind() == OpKind::MatMul).unwrap().index();
+    let took = Nanos((base.duration(op.0).get() as f64 * factor) as u64);
+    let mut calibration = Calibration::new(Arc::new(Roofline::default()));
+    for _ in 0..8 {
+        let seen = Observation { template: &template, op, binding: &job.binding, device: &device, took };
+        calibration.observe(&seen);
+    }
+    calibration.publish(0.0).unwrap().model
+}
+
 fn rhythms(grids: [u64; DEVICES as usize]) -> Continuations {
     let of_lane =
         |(device, grid)| -> (LaneId, Box<dyn Continuation>) { (lane(device), Box::new(Rhythm { left: 40, grid })) };
@@ -144,6 +166,27 @@ proptest! {
         let guest = [Rig::run(on, 700, Rank::OwnerLatency)];
         let again = rig.timeline.what_if_unrolled(&answer, &guest, Vec::new()).unwrap();
         agree(&again, &rig.forecast_anew(NOW, &guest, &mut rhythms(new)))?;
+    }
+
+    #[test]
+    fn new_durations_reach_every_device_of_a_future_whoever_noticed_them_first(
+        grids in grids(),
+        factor in 0.3f64..3.0,
+        asks_before in any::<bool>(),
+    ) {
+        let mut rig = Rig::new();
+        let mut future = rig.timeline.unroll(NOW, rhythms(grids), HORIZON);
+        rig.timeline.set_cost(products_that_take(factor));
+        if asks_before {
+            rig.forecast_anew(NOW, &[], &mut rhythms(grids));
+        }
+        let stale = rig.timeline.what_if_unrolled(&future, &[], Vec::new());
+        prop_assert_eq!(stale.err(), Some(WhatIfError::StaleDurations));
+        let mut continuations: Vec<_> = rhythms(grids).into_iter().map(Some).collect();
+        let of_lane = |lane: LaneId| continuations.get_mut(lane.device.index())?.take().map(|(_, goes_on)| goes_on);
+        rig.timeline.fold_in(&mut future, NOW, of_lane);
+        agree(&future, &rig.forecast_anew(NOW, &[], &mut rhythms(grids)))?;
+        prop_assert!(rig.timeline.what_if_unrolled(&future, &[], Vec::new()).is_ok());
     }
 
     #[test]

@@ -143,6 +143,9 @@ pub enum WhatIfError {
         /// The version that the delta made.
         next: Version,
     },
+    /// A future that was computed before rests on durations that are not in force any more.
+    #[error("the future rests on durations that have changed since; fold it in first")]
+    StaleDurations,
     /// An action names something that does not exist.
     #[error("action {index}: {reason}")]
     Action {

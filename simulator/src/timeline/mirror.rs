@@ -73,7 +73,10 @@ pub(super) struct Load {
 #[derive(Clone, Debug)]
 pub(super) struct Costs {
     model: Arc<dyn CostModel>,
-    version: u64,
+    /// The model's version that the tables are of; [`None`] if they are of another model.
+    version: Option<u64>,
+    /// How often the durations have changed.
+    pub(super) epoch: u64,
     /// The different kinds of devices.
     kinds: Vec<Arc<DeviceSpec>>,
     /// By model, then by kind.
@@ -156,7 +159,7 @@ impl Mirror {
                 owner: None,
             });
         }
-        let mut costs = Costs { version: cost.version(), model: cost, kinds, tables: Vec::new() };
+        let mut costs = Costs { version: Some(cost.version()), model: cost, epoch: 0, kinds, tables: Vec::new() };
         costs.compile(view.models());
         let mut mirror = Self {
             version: view.version(),
@@ -199,13 +202,19 @@ impl Mirror {
         releases.chain(loads).filter(unknown).for_each(|time| *time = now);
     }
 
+    /// Asks another cost model from the next question or report on.
+    pub(super) fn set_cost(&mut self, model: Arc<dyn CostModel>) {
+        (self.costs.model, self.costs.version) = (model, None);
+    }
+
     /// Compiles again if the cost model has changed. True if it had.
     pub(super) fn follow_costs(&mut self) -> bool {
-        let version = self.costs.model.version();
+        let version = Some(self.costs.model.version());
         if version == self.costs.version {
             return false;
         }
         self.costs.version = version;
+        self.costs.epoch += 1;
         self.costs.tables.clear();
         self.costs.compile(&self.models);
         for lane in 0..self.lanes.len() {

@@ -31,6 +31,8 @@ pub type Continuations = Vec<(LaneId, Box<dyn Continuation>)>;
 #[derive(Clone, Debug)]
 pub struct Unrolled {
     version: Version,
+    /// Which durations it was computed with.
+    costs: u64,
     now: Nanos,
     horizon: Nanos,
     devices: Vec<Arc<DeviceFuture>>,
@@ -119,14 +121,15 @@ impl Timeline {
     /// The future of the cluster from `now` to `horizon`, if lanes with a continuation go on as that
     /// says. O(work up to the horizon).
     pub fn unroll(&mut self, now: Nanos, continuations: Continuations, horizon: Nanos) -> Unrolled {
-        self.mirror.follow_costs();
+        self.follow_costs();
         let mut of_devices: Vec<Continuations> = self.mirror.devices.iter().map(|_| Vec::new()).collect();
         for (lane, continuation) in continuations {
             if let Some(of_device) = of_devices.get_mut(lane.device.index()) {
                 of_device.push((lane, continuation));
             }
         }
-        let mut unrolled = Unrolled { version: self.mirror.version, now, horizon, devices: Vec::new() };
+        let (version, costs) = (self.mirror.version, self.mirror.costs.epoch);
+        let mut unrolled = Unrolled { version, costs, now, horizon, devices: Vec::new() };
         for (device, continuations) in (0..).zip(of_devices) {
             unrolled.devices.push(Arc::new(self.future_of(DeviceId(device), &unrolled, continuations)));
         }
@@ -138,7 +141,8 @@ impl Timeline {
     /// the work of the actions waits for.
     ///
     /// # Errors
-    /// When an action cannot be carried out, or `base` is of another version of the graph.
+    /// When an action cannot be carried out, or `base` is of another version of the graph or of other
+    /// durations.
     pub fn what_if_unrolled(
         &mut self,
         base: &Unrolled,
@@ -147,6 +151,10 @@ impl Timeline {
     ) -> Result<Unrolled, WhatIfError> {
         if base.version != self.mirror.version {
             return Err(WhatIfError::Gap { seen: base.version, next: self.mirror.version });
+        }
+        self.follow_costs();
+        if base.costs != self.mirror.costs.epoch {
+            return Err(WhatIfError::StaleDurations);
         }
         let Self { mirror, scratch, window, .. } = self;
         let mut simulation = Simulation::new(mirror, scratch, actions, base.now, *window);
@@ -191,7 +199,8 @@ impl Timeline {
         now: Nanos,
         mut continuation: impl FnMut(LaneId) -> Option<Box<dyn Continuation>>,
     ) {
-        let costs_changed = self.mirror.follow_costs();
+        self.follow_costs();
+        let costs_changed = std::mem::replace(&mut unrolled.costs, self.mirror.costs.epoch) != self.mirror.costs.epoch;
         let since = std::mem::replace(&mut unrolled.version, self.mirror.version);
         unrolled.now = now;
         for device in 0..unrolled.devices.len() {
