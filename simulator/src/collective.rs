@@ -20,25 +20,8 @@
 
 use slicescheduler_gmg::cluster::{Cluster, Endpoint};
 use slicescheduler_gmg::id::{DeviceId, LinkId};
+use slicescheduler_gmg::semantics::Collective;
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
-
-/// What the ranks of a group do together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Collective {
-    /// All get the sum of all.
-    AllReduce,
-    /// All get what each has.
-    AllGather,
-    /// Each gets its part of the sum of all.
-    ReduceScatter,
-    /// All get what the first has.
-    Broadcast,
-    /// Each gets a part from each.
-    AllToAll,
-    /// The second gets what the first has.
-    Send,
-}
 
 /// Who sends to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,8 +35,6 @@ pub enum Algorithm {
 /// What the links between the ranks of a group allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLinks {
-    /// Ranks in the group.
-    pub ranks: u32,
     /// The longest time of an empty message between two that talk to each other.
     pub latency: Nanos,
     /// What the narrowest link carries for one of the connections that share it.
@@ -85,37 +66,35 @@ impl GroupLinks {
         }
         let shares =
             users.iter().filter_map(|&(link, users)| Some(Bandwidth(cluster.link(link)?.bandwidth.get() / users)));
-        Some(Self { ranks: count as u32, latency, bandwidth: shares.min().unwrap_or(Bandwidth::MAX) })
+        Some(Self { latency, bandwidth: shares.min().unwrap_or(Bandwidth::MAX) })
     }
 
     /// How long `collective` over `bytes` takes, at least 1 ns; the table of this module says what
-    /// `bytes` are.
+    /// `bytes` are. Rings move what [`Collective::wire_bytes`] says in [`Collective::steps`] steps.
     ///
     /// ```
+    /// use slicescheduler_gmg::semantics::Collective;
     /// use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
-    /// use slicescheduler_simulator::collective::{Algorithm, Collective, GroupLinks};
+    /// use slicescheduler_simulator::collective::{Algorithm, GroupLinks};
     ///
-    /// let links = GroupLinks { ranks: 4, latency: Nanos::us(10), bandwidth: Bandwidth::gb_per_s(100) };
-    /// let time = links.time(Collective::AllReduce, Algorithm::Ring, Bytes::gb(1));
+    /// let links = GroupLinks { latency: Nanos::us(10), bandwidth: Bandwidth::gb_per_s(100) };
+    /// let time = links.time(Collective::AllReduce { ranks: 4 }, Algorithm::Ring, Bytes::gb(1));
     /// assert_eq!(time, Nanos::us(60) + Nanos::ms(15));
     /// ```
     pub fn time(&self, collective: Collective, algorithm: Algorithm, bytes: Bytes) -> Nanos {
-        let n = u64::from(self.ranks);
-        if n < 2 {
+        let ranks = collective.ranks();
+        if ranks < 2 {
             return Nanos(1);
         }
-        let around = match algorithm {
-            Algorithm::Ring => n - 1,
-            Algorithm::Tree => u64::from(n.next_power_of_two().trailing_zeros()),
-        };
-        let part = bytes.scale(n - 1, n);
-        let (steps, moved) = match (collective, algorithm) {
-            (Collective::AllReduce, Algorithm::Ring) => (2 * around, part.times(2)),
-            (Collective::AllReduce, Algorithm::Tree) => (2 * around, bytes.times(2)),
-            (Collective::AllGather | Collective::ReduceScatter, _) => (around, part),
-            (Collective::Broadcast, _) => (around, bytes),
-            (Collective::AllToAll, _) => (n - 1, part),
-            (Collective::Send, _) => (1, bytes),
+        let wire = collective.wire_bytes(bytes);
+        let height = u64::from(ranks.next_power_of_two().trailing_zeros());
+        let (steps, moved) = match (algorithm, collective) {
+            (Algorithm::Tree, Collective::AllReduce { .. }) => (2 * height, bytes.times(2)),
+            (
+                Algorithm::Tree,
+                Collective::AllGather { .. } | Collective::ReduceScatter { .. } | Collective::Broadcast { .. },
+            ) => (height, wire),
+            _ => (u64::from(collective.steps()), wire),
         };
         (self.latency.times(steps) + self.bandwidth.time_for(moved)).max(Nanos(1))
     }
@@ -156,7 +135,7 @@ mod tests {
         let ranks = [0, 1, 2, 3].map(DeviceId);
         let links = GroupLinks::of(&cluster(), &ranks, Algorithm::Ring).unwrap();
         assert_eq!((links.latency, links.bandwidth), (Nanos::us(16), Bandwidth::gb_per_s(450)));
-        let time = links.time(Collective::AllReduce, Algorithm::Ring, Bytes::mib(64));
+        let time = links.time(Collective::AllReduce { ranks: 4 }, Algorithm::Ring, Bytes::mib(64));
         assert_eq!(time, Nanos::us(96) + Nanos(223_697));
     }
 
@@ -174,7 +153,7 @@ mod tests {
     #[test]
     fn trees_are_for_small_arrays_and_rings_for_large_ones() {
         let ranks = [0, 1, 2, 3].map(DeviceId);
-        let chosen = |bytes| fastest(&cluster(), &ranks, Collective::AllReduce, bytes).unwrap().0;
+        let chosen = |bytes| fastest(&cluster(), &ranks, Collective::AllReduce { ranks: 4 }, bytes).unwrap().0;
         assert_eq!(chosen(Bytes::kib(4)), Algorithm::Tree);
         assert_eq!(chosen(Bytes::mib(256)), Algorithm::Ring);
     }
