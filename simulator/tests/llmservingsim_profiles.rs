@@ -6,7 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use slicescheduler_simulator::profile::llmservingsim::{Block, Exchange, Profile, ProfileError, Step, StepModel};
+use slicescheduler_simulator::profile::ProfileError;
+use slicescheduler_simulator::profile::llmservingsim::{Block, Exchange, Profile, Step, StepModel};
 
 const META: &str = "gpu: NVIDIA Test\nhardware: TEST\nmodel: org/tiny\ntp_degrees: [1]\n";
 const DENSE: &str = "layer,tokens,time_us\n\
@@ -99,7 +100,7 @@ fn experts_cost_by_how_many_are_activated() {
     assert_eq!(experts(1000), 3.0 * 80_000.0);
     assert_eq!(experts(1), 3.0 * 10_000.0);
     let dense = StepModel::new(Profile::read(&folder, 1).unwrap(), self::block(), None);
-    assert!(matches!(dense, Err(ProfileError::Missing { operator, .. }) if operator == "down_proj"));
+    assert!(matches!(dense, Err(ProfileError::MissingOperator { operator, .. }) if operator == "down_proj"));
 }
 
 /// Times in the file are those of three calls. 16 decodes of which one has 5,000 tokens and 15 have 1,000: the mean is
@@ -137,14 +138,14 @@ fn what_is_wrong_is_said_with_file_line_and_column() {
     let refuse = |name, file, text| Profile::read(&write(name, &[(file, text)]), 1).unwrap_err().to_string();
     let message = refuse("bad-time", "dense.csv", "layer,tokens,time_us\nembedding,1,-4\n");
     assert!(
-        message.ends_with("dense.csv, line 2, column time_us: \"-4\", expected a time in microseconds above 0"),
+        message.ends_with("dense.csv, row 2, column \"time_us\": \"-4\": expected a time in microseconds above 0"),
         "{message}"
     );
     let message =
         refuse("bad-number", "attention.csv", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n1,x,0,0,5\n");
-    assert!(message.contains("line 2, column kv_prefill: \"x\", expected a number"), "{message}");
+    assert!(message.contains("row 2, column \"kv_prefill\": \"x\": expected a number"), "{message}");
     let message = refuse("no-column", "per_sequence.csv", "layer,batch,time_us\nlm_head,1,5\n");
-    assert!(message.contains("no column sequences: it has layer, batch, time_us"), "{message}");
+    assert!(message.contains("no column \"sequences\": expected it among layer, batch, time_us"), "{message}");
     assert!(refuse("empty", "dense.csv", "layer,tokens,time_us\n").contains("no samples"));
     assert!(refuse("meta", "meta.yaml", "model: 3: 4").contains("expected the meta.yaml"));
     assert!(refuse("hybrid", "linear_attention.csv", "layer,prefill_tokens\n").contains("not part of the step model"));

@@ -30,7 +30,8 @@ use std::path::PathBuf;
 use crate::gmg::job::Row;
 use crate::gmg::units::Nanos;
 use crate::scheduler::batching::{BatchOptions, CaptureSizes, OptionsError};
-use crate::simulator::profile::llmservingsim::{Block, Exchange, Profile, ProfileError, Step, StepModel, StepParts};
+use crate::simulator::profile::ProfileError;
+use crate::simulator::profile::llmservingsim::{Block, Exchange, Profile, Step, StepModel, StepParts};
 
 pub use cases::Case;
 pub use compare::{Comparison, Metric, Statistics, compare};

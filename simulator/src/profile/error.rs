@@ -106,4 +106,20 @@ pub enum ProfileError {
         /// What would be of use.
         expected: String,
     },
+    /// Kernels that the model of an iteration would miss.
+    #[error("{file}: kernels of this kind are not part of the step model: expected none of them")]
+    Unsupported {
+        /// The file.
+        file: Arc<str>,
+    },
+    /// An operator of the model is not in the profile.
+    #[error("{folder}: no times of {operator}: expected them among {found}")]
+    MissingOperator {
+        /// The folder of the profile.
+        folder: Arc<str>,
+        /// The operator.
+        operator: String,
+        /// What there is.
+        found: String,
+    },
 }

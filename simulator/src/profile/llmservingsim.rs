@@ -25,12 +25,13 @@ mod skew;
 mod step;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::{Axis, Table, TableError};
+use super::columns::{self, ColumnView};
+use super::{Axis, Columns, ProfileError, Table, TableError};
 pub use attention::{AttentionTables, Load};
 pub use experts::ExpertTable;
 pub use skew::{Lag, SkewTable};
@@ -40,86 +41,6 @@ pub use step::{Block, Exchange, Step, StepModel, StepParts};
 const LARGEST: f64 = (1u64 << 32) as f64;
 /// Files for kernels that the sum of an iteration would miss.
 const UNKNOWN_KERNELS: [&str; 2] = ["linear_attention.csv", "mtp.csv"];
-
-/// Why a profile cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProfileError {
-    /// A file cannot be read.
-    #[error("{file}: {source}", file = file.display())]
-    Io {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The description is not YAML, or not that of a profile.
-    #[error("{file}: {source}; expected the meta.yaml of a profile, with gpu and model", file = file.display())]
-    Meta {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: serde_norway::Error,
-    },
-    /// A file is no table.
-    #[error("{file}: {source}", file = file.display())]
-    Csv {
-        /// The file.
-        file: PathBuf,
-        /// Why.
-        source: csv::Error,
-    },
-    /// A table lacks a column.
-    #[error("{file}: no column {column}: it has {found}", file = file.display())]
-    Column {
-        /// The file.
-        file: PathBuf,
-        /// The column.
-        column: &'static str,
-        /// The columns that there are.
-        found: String,
-    },
-    /// A value is not what its column holds.
-    #[error("{file}, line {line}, column {column}: {value:?}, expected {expected}", file = file.display())]
-    Value {
-        /// The file.
-        file: PathBuf,
-        /// The line, counted from 1.
-        line: u64,
-        /// The column.
-        column: &'static str,
-        /// What is there.
-        value: String,
-        /// What should be there.
-        expected: &'static str,
-    },
-    /// The rows of a file do not make a table.
-    #[error("{file}, {what}: {source}", file = file.display())]
-    Table {
-        /// The file.
-        file: PathBuf,
-        /// Which rows.
-        what: String,
-        /// Why.
-        source: TableError,
-    },
-    /// The profile has kernels that an iteration's time would miss.
-    #[error("{file}: kernels of this kind are not part of the step model", file = file.display())]
-    Unsupported {
-        /// The file.
-        file: PathBuf,
-    },
-    /// An operator of the model is not in the profile.
-    #[error("{folder}: no times of {operator}: there are {found}", folder = folder.display())]
-    Missing {
-        /// The folder.
-        folder: PathBuf,
-        /// The operator.
-        operator: String,
-        /// What there is.
-        found: String,
-    },
-}
 
 /// What `meta.yaml` says.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -152,9 +73,12 @@ impl ProfileMeta {
     /// # Errors
     /// If it cannot be read or describes no profile.
     pub fn read(folder: &Path) -> Result<Self, ProfileError> {
-        let file = folder.join("meta.yaml");
-        let text = std::fs::read_to_string(&file).map_err(|source| ProfileError::Io { file: file.clone(), source })?;
-        serde_norway::from_str(&text).map_err(|source| ProfileError::Meta { file, source })
+        let (file, bytes) = columns::read(&folder.join("meta.yaml"))?;
+        serde_norway::from_slice(&bytes).map_err(|error| ProfileError::Malformed {
+            file,
+            row: error.location().map_or(0, |location| location.line()),
+            what: format!("{error}; expected the meta.yaml of a profile, with gpu and model"),
+        })
     }
 
     /// True unless the profile says that it was made without the costs of unequal lengths. Files of
@@ -195,7 +119,7 @@ impl Profile {
         let meta = ProfileMeta::read(folder)?;
         let folder = folder.join(format!("tp{tp}"));
         if let Some(file) = UNKNOWN_KERNELS.iter().map(|name| folder.join(name)).find(|file| file.exists()) {
-            return Err(ProfileError::Unsupported { file });
+            return Err(ProfileError::Unsupported { file: file.display().to_string().into() });
         }
         let attention = AttentionTables::read(&folder.join("attention.csv"))?;
         let skew_file = folder.join("skew.csv");
@@ -225,89 +149,37 @@ impl Profile {
 
 /// One table per value of the column `layer`, over the column `axis`.
 fn by_layer(file: &Path, axis: &'static str) -> Result<BTreeMap<String, Table>, ProfileError> {
-    let mut rows = Rows::open(file)?;
-    let (layer, at, time) = (rows.column("layer")?, rows.column(axis)?, rows.column("time_us")?);
+    let columns = Columns::read_csv(file)?;
+    let (layer, at, time) = (columns.column("layer")?, columns.column(axis)?, columns.column("time_us")?);
     let mut builders = BTreeMap::new();
-    while rows.advance()? {
-        let (point, nanos) = (rows.number(at)?, rows.nanos(time)?);
-        let name = rows.text(layer).to_owned();
+    for row in 0..columns.rows() {
+        let (point, nanos) = (number(at, row)?, nanos(time, row)?);
+        let name = layer.text(row)?.to_owned();
         let builder = builders.entry(name).or_insert_with(|| Table::builder([Axis::linear(axis)]));
-        builder.sample(&[point], nanos).map_err(|source| rows.refuse("a row", source))?;
+        builder.sample(&[point], nanos).map_err(|source| refuse(&columns, "a row", source))?;
     }
     if builders.is_empty() {
-        return Err(rows.refuse("its rows", TableError::Empty));
+        return Err(refuse(&columns, "its rows", TableError::Empty));
     }
     let build = |(name, builder): (String, super::TableBuilder)| {
-        let table = builder.build().map_err(|source| rows.refuse(&name, source))?;
+        let table = builder.build().map_err(|source| refuse(&columns, &name, source))?;
         Ok((name, table))
     };
     builders.into_iter().map(build).collect()
 }
 
-/// A column of a file: its number and name.
-#[derive(Clone, Copy)]
-struct Column(usize, &'static str);
-
-/// The rows of a file, one after another.
-struct Rows {
-    file: PathBuf,
-    reader: csv::Reader<File>,
-    header: csv::StringRecord,
-    record: csv::StringRecord,
+/// A number from 0 to [`LARGEST`].
+fn number(column: ColumnView<'_>, row: usize) -> Result<f64, ProfileError> {
+    let number = column.number(row).ok().filter(|number| (0.0..=LARGEST).contains(number));
+    number.ok_or_else(|| column.refuse(row, "a number from 0 to 2^32"))
 }
 
-impl Rows {
-    fn open(file: &Path) -> Result<Self, ProfileError> {
-        let opened = File::open(file).map_err(|source| ProfileError::Io { file: file.into(), source })?;
-        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(opened);
-        let header = reader.headers().map_err(|source| ProfileError::Csv { file: file.into(), source })?.clone();
-        Ok(Self { file: file.into(), reader, header, record: csv::StringRecord::new() })
-    }
+/// A time above zero, in nanoseconds.
+fn nanos(column: ColumnView<'_>, row: usize) -> Result<f64, ProfileError> {
+    let us = column.number(row).ok().filter(|us| *us > 0.0 && *us < 1e12);
+    us.map(|us| us * 1e3).ok_or_else(|| column.refuse(row, "a time in microseconds above 0"))
+}
 
-    fn column(&self, name: &'static str) -> Result<Column, ProfileError> {
-        self.optional(name).ok_or_else(|| {
-            let found = self.header.iter().collect::<Vec<_>>().join(", ");
-            ProfileError::Column { file: self.file.clone(), column: name, found }
-        })
-    }
-
-    fn optional(&self, name: &'static str) -> Option<Column> {
-        self.header.iter().position(|column| column == name).map(|index| Column(index, name))
-    }
-
-    fn advance(&mut self) -> Result<bool, ProfileError> {
-        let Self { file, reader, record, .. } = self;
-        reader.read_record(record).map_err(|source| ProfileError::Csv { file: file.clone(), source })
-    }
-
-    fn text(&self, Column(index, _): Column) -> &str {
-        self.record.get(index).unwrap_or_default()
-    }
-
-    /// A finite number from 0 to [`LARGEST`].
-    fn number(&self, column: Column) -> Result<f64, ProfileError> {
-        let number = self.text(column).parse::<f64>().ok();
-        let number = number.filter(|number| (0.0..=LARGEST).contains(number));
-        number.ok_or_else(|| self.wrong(column, "a number from 0 to 2^32"))
-    }
-
-    /// A time above zero, in nanoseconds.
-    fn nanos(&self, column: Column) -> Result<f64, ProfileError> {
-        let us = self.text(column).parse::<f64>().ok().filter(|us| us.is_finite() && *us > 0.0 && *us < 1e12);
-        us.map(|us| us * 1e3).ok_or_else(|| self.wrong(column, "a time in microseconds above 0"))
-    }
-
-    fn wrong(&self, column: Column, expected: &'static str) -> ProfileError {
-        ProfileError::Value {
-            file: self.file.clone(),
-            line: self.record.position().map_or(0, csv::Position::line),
-            column: column.1,
-            value: self.text(column).chars().take(40).collect(),
-            expected,
-        }
-    }
-
-    fn refuse(&self, what: &str, source: TableError) -> ProfileError {
-        ProfileError::Table { file: self.file.clone(), what: what.into(), source }
-    }
+fn refuse(columns: &Columns, table: &str, source: TableError) -> ProfileError {
+    ProfileError::Table { file: Arc::clone(columns.file()), table: table.into(), source }
 }

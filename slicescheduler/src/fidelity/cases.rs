@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{FidelityError, ModelShape, Run};
-use crate::simulator::profile::llmservingsim::{Profile, ProfileError, ProfileMeta};
+use crate::simulator::profile::ProfileError;
+use crate::simulator::profile::llmservingsim::{Profile, ProfileMeta};
 
 /// How deep folders are searched.
 const DEPTH: u32 = 6;

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::{ProfileError, Rows};
-use crate::profile::{Axis, Table, TableError};
+use super::{nanos, number, refuse};
+use crate::profile::{Axis, Columns, ProfileError, Table};
 
 /// What the attention of an iteration computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -31,40 +31,35 @@ pub struct AttentionTables {
 
 impl AttentionTables {
     pub(super) fn read(file: &Path) -> Result<Self, ProfileError> {
-        let mut rows = Rows::open(file)?;
+        let columns = Columns::read_csv(file)?;
         let names = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode"];
-        let columns = names.map(|name| rows.column(name));
-        let [chunk, behind, decodes, length] = columns;
-        let columns = [chunk?, behind?, decodes?, length?];
-        let time = rows.column("time_us")?;
+        let [chunk, behind, decodes, length] = names.map(|name| columns.column(name));
+        let coordinates = [chunk?, behind?, decodes?, length?];
+        let time = columns.column("time_us")?;
         let two = |x, y| Table::builder([Axis::linear(x), Axis::linear(y)]);
         let mut prefill = two(names[0], names[1]);
         let mut decode = two(names[2], names[3]);
         let mut mixed = Table::builder(names.map(Axis::linear));
-        while rows.advance()? {
+        for row in 0..columns.rows() {
             let mut point = [0.0; 4];
-            for (value, column) in point.iter_mut().zip(columns) {
-                *value = rows.number(column)?;
+            for (value, column) in point.iter_mut().zip(coordinates) {
+                *value = number(column, row)?;
             }
-            let nanos = rows.nanos(time)?;
+            let nanos = nanos(time, row)?;
             let [chunk, behind, decodes, length] = point;
             let sampled = match (chunk > 0.0, decodes > 0.0) {
                 (true, false) => prefill.sample(&[chunk, behind], nanos),
                 (false, true) => decode.sample(&[decodes, length], nanos),
                 (true, true) => mixed.sample(&point, nanos),
-                (false, false) => return Err(rows.wrong(columns[0], "a chunk or decodes above 0")),
+                (false, false) => return Err(coordinates[0].refuse(row, "a chunk or decodes above 0")),
             };
-            sampled.map_err(|source| rows.refuse("a row", source))?;
+            sampled.map_err(|source| refuse(&columns, "a row", source))?;
         }
-        let refuse = |what| move |source: TableError| (what, source);
-        let built = || {
-            Ok(Self {
-                prefill: prefill.build().map_err(refuse("rows without decodes"))?,
-                decode: decode.build().map_err(refuse("rows without a chunk"))?,
-                mixed: mixed.build().map_err(refuse("rows with both"))?,
-            })
-        };
-        built().map_err(|(what, source)| rows.refuse(what, source))
+        Ok(Self {
+            prefill: prefill.build().map_err(|source| refuse(&columns, "rows without decodes", source))?,
+            decode: decode.build().map_err(|source| refuse(&columns, "rows without a chunk", source))?,
+            mixed: mixed.build().map_err(|source| refuse(&columns, "rows with both", source))?,
+        })
     }
 
     /// The time of `load`, in nanoseconds, with decodes of equal length.

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::{ProfileError, Rows};
-use crate::profile::{Axis, Table};
+use super::{nanos, number, refuse};
+use crate::profile::{Axis, Columns, ProfileError, Table, TableError};
 
 /// Times of a block of experts on one rank, by tokens that reach it and experts that they activate there.
 #[derive(Clone, Debug)]
@@ -14,24 +14,25 @@ pub struct ExpertTable {
 
 impl ExpertTable {
     pub(super) fn read(file: &Path) -> Result<Self, ProfileError> {
-        let mut rows = Rows::open(file)?;
-        let (tokens, activated) = (rows.column("tokens")?, rows.column("activated_experts")?);
-        let (degree, time) = (rows.optional("ep"), rows.column("time_us")?);
+        let columns = Columns::read_csv(file)?;
+        let (tokens, activated) = (columns.column("tokens")?, columns.column("activated_experts")?);
+        let time = columns.column("time_us")?;
+        let degree = if columns.has("ep") { Some(columns.column("ep")?) } else { None };
         let mut builders = std::collections::BTreeMap::new();
-        while rows.advance()? {
-            let degree = degree.map_or(Ok(1.0), |column| rows.number(column))? as u32;
-            let point = [rows.number(tokens)?, rows.number(activated)?];
-            let nanos = rows.nanos(time)?;
+        for row in 0..columns.rows() {
+            let degree = degree.map_or(Ok(1), |column| column.count(row))?;
+            let point = [number(tokens, row)?, number(activated, row)?];
+            let nanos = nanos(time, row)?;
             let axes = || [Axis::linear("tokens"), Axis::linear("activated_experts")];
             let builder = builders.entry(degree).or_insert_with(|| Table::builder(axes()));
-            builder.sample(&point, nanos).map_err(|source| rows.refuse("a row", source))?;
+            builder.sample(&point, nanos).map_err(|source| refuse(&columns, "a row", source))?;
         }
         if builders.is_empty() {
-            return Err(rows.refuse("its rows", crate::profile::TableError::Empty));
+            return Err(refuse(&columns, "its rows", TableError::Empty));
         }
         let mut by_degree = Vec::new();
         for (degree, builder) in builders {
-            let table = builder.build().map_err(|source| rows.refuse(&format!("ep {degree}"), source))?;
+            let table = builder.build().map_err(|source| refuse(&columns, &format!("ep {degree}"), source))?;
             by_degree.push((degree, table));
         }
         Ok(Self { by_degree })

@@ -16,8 +16,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{AttentionTables, Load, ProfileError, Rows};
-use crate::profile::TableError;
+use super::{AttentionTables, Load, nanos, number, refuse};
+use crate::profile::{Columns, ProfileError, TableError};
 
 /// Chunks beside decodes up to which lags are taken together: none, small, middle; larger ones are the last class.
 const CHUNKS: [f64; 3] = [0.0, 256.0, 1024.0];
@@ -91,24 +91,25 @@ struct Case {
 
 impl SkewTable {
     pub(super) fn read(file: &Path, attention: &AttentionTables) -> Result<Self, ProfileError> {
-        let mut rows = Rows::open(file)?;
-        let column = |name| rows.column(name);
+        let columns = Columns::read_csv(file)?;
+        let column = |name| columns.column(name);
         let (n, nb, pc, kp) = (column("n")?, column("nb")?, column("pc")?, column("kp")?);
         let (short, long, mean) = (column("kvs")?, column("kv_big")?, column("kv_mean")?);
         let (t_mean, t_skew) = (column("t_mean_us")?, column("t_skew_us")?);
         let mut cases = Vec::new();
-        while rows.advance()? {
-            let (decodes, few) = (rows.number(n)?, rows.number(nb)?);
-            let (short, long) = (rows.number(short)?, rows.number(long)?);
-            let load = Load { chunk: rows.number(pc)?, behind: rows.number(kp)?, decodes, length: rows.number(mean)? };
+        for row in 0..columns.rows() {
+            let value = |column| number(column, row);
+            let (decodes, few) = (value(n)?, value(nb)?);
+            let (short, long) = (value(short)?, value(long)?);
+            let load = Load { chunk: value(pc)?, behind: value(kp)?, decodes, length: value(mean)? };
             let case = Case {
                 class: class(load.chunk),
                 decodes,
                 long: few,
                 load,
                 longer_by: long - short,
-                mean: rows.nanos(t_mean)?,
-                skewed: rows.nanos(t_skew)?,
+                mean: nanos(t_mean, row)?,
+                skewed: nanos(t_skew, row)?,
             };
             let few_are_long = few > 0.0 && (few * 8.0 <= decodes || few <= 1.0 && decodes >= 2.0);
             if few_are_long && short >= SHORTEST && long > short {
@@ -116,7 +117,7 @@ impl SkewTable {
             }
         }
         if cases.is_empty() {
-            return Err(rows.refuse("rows with few long decodes", TableError::Empty));
+            return Err(refuse(&columns, "rows with few long decodes", TableError::Empty));
         }
         Ok(Self::fit(&cases, attention))
     }

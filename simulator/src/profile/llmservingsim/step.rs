@@ -2,8 +2,8 @@
 
 use slicescheduler_gmg::units::Nanos;
 
-use super::{Load, Profile, ProfileError};
-use crate::profile::Table;
+use super::{Load, Profile};
+use crate::profile::{ProfileError, Table};
 
 /// Operators that run once per iteration; all others run in every block.
 const ONCE: [&str; 2] = ["embedding", "final_layernorm"];
@@ -132,8 +132,8 @@ impl StepModel {
     /// # Errors
     /// If operators of a decoder are missing, or the block has experts of which there are no times.
     pub fn new(profile: Profile, block: Block, exchange: Option<Exchange>) -> Result<Self, ProfileError> {
-        let missing = |operator: &str| ProfileError::Missing {
-            folder: profile.folder().into(),
+        let missing = |operator: &str| ProfileError::MissingOperator {
+            folder: profile.folder().display().to_string().into(),
             operator: operator.into(),
             found: profile.dense.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
         };
