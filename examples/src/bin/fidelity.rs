@@ -17,8 +17,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde_json::{Value, json};
 use slicescheduler::fidelity::{Case, Comparison, FidelityError, Metric, Run, Statistics, cases, compare, predict};
-
-type Failure = Box<dyn std::error::Error>;
+use slicescheduler_examples::Failure;
 
 #[derive(Parser)]
 #[command(about = "Predicts real serving runs and prints how far off the predictions are")]

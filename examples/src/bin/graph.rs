@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::json;
 use slicescheduler::simulator::cost::{CostModel, Operation, Roofline};
+use slicescheduler_examples::Failure;
 use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::export::{self, Source};
 use slicescheduler_gmg::graph::{CriticalPath, OpGraph};
@@ -151,8 +152,6 @@ enum Template {
     #[value(name = "qwen3-30b-a3b")]
     Qwen3,
 }
-
-type Failure = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {

@@ -17,6 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use slicescheduler::replay::{Progress, ReplayOptions, replay, replay_on_cpu};
 use slicescheduler::report::{RunRecord, Summary, html, perfetto, table};
 use slicescheduler::scenario::Scenario;
+use slicescheduler_examples::{Failure, conclude};
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
 
@@ -61,21 +62,8 @@ enum Device {
     Cpu,
 }
 
-type Failure = Box<dyn std::error::Error>;
-
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("error: {failure}");
-            let mut source = failure.source();
-            while let Some(cause) = source {
-                eprintln!("  because: {cause}");
-                source = cause.source();
-            }
-            ExitCode::from(2)
-        }
-    }
+    conclude(run(&Arguments::parse()))
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use clap::Parser;
 use slicescheduler::text::Message;
 use slicescheduler::{Request, SliceScheduler, SystemClock};
+use slicescheduler_examples::{Failure, conclude};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use serve::arguments::Arguments;
@@ -27,21 +28,8 @@ use serve::load;
 use serve::tenant::Served;
 use serve::watch::Watch;
 
-type Failure = Box<dyn std::error::Error>;
-
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("error: {failure}");
-            let mut source = failure.source();
-            while let Some(cause) = source {
-                eprintln!("  because: {cause}");
-                source = cause.source();
-            }
-            ExitCode::from(2)
-        }
-    }
+    conclude(run(&Arguments::parse()))
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
