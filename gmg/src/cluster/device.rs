@@ -170,6 +170,15 @@ impl DeviceSpec {
         self
     }
 
+    /// What carries data to another device of its node, and the latency of one hop: NVLink, or the link to the host
+    /// where there is none.
+    pub fn peer_link(&self) -> (Bandwidth, Nanos) {
+        match self.nvlink {
+            Bandwidth::ZERO => (self.host_link, self.host_latency),
+            link => (link, self.nvlink_latency),
+        }
+    }
+
     /// Peak arithmetic with operands of `dtype`.
     pub fn rate(&self, dtype: DType) -> FlopRate {
         match dtype.compute_class() {

@@ -5,8 +5,10 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 
 use slicescheduler_gmg::cluster::DeviceSpec;
-use slicescheduler_gmg::semantics::OpKind;
+use slicescheduler_gmg::semantics::{Collective, OpKind};
 use slicescheduler_gmg::units::Nanos;
+
+use crate::collective::GroupLinks;
 
 use super::exchange::{Exchange, payload};
 use super::{Ceilings, Compiled, Confidence, CostModel, Estimate, Operation};
@@ -136,6 +138,10 @@ impl Roofline {
     }
 }
 
+fn exchange(collective: Collective, device: &DeviceSpec) -> Exchange {
+    Exchange { collective, links: GroupLinks::between_peers(device) }
+}
+
 impl CostModel for Roofline {
     fn name(&self) -> &str {
         "roofline"
@@ -143,7 +149,7 @@ impl CostModel for Roofline {
 
     fn estimate(&self, operation: &Operation<'_>) -> Estimate {
         if let OpKind::Collective(collective) = operation.kind {
-            let duration = Exchange::of(*collective, operation.device).duration(payload(operation.cost));
+            let duration = exchange(*collective, operation.device).duration(payload(operation.cost));
             return Estimate { duration, confidence: Confidence::Modelled };
         }
         let ceilings = self.ceilings_of(operation);
@@ -153,7 +159,7 @@ impl CostModel for Roofline {
 
     fn compile(&self, operation: &Operation<'_>) -> Option<Compiled> {
         Some(match operation.kind {
-            OpKind::Collective(collective) => Compiled::Exchange(Exchange::of(*collective, operation.device)),
+            OpKind::Collective(collective) => Compiled::Exchange(exchange(*collective, operation.device)),
             _ => Compiled::Ceilings(self.ceilings_of(operation)),
         })
     }

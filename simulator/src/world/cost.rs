@@ -1,10 +1,11 @@
 //! The durations of the simulated world.
 
-use slicescheduler_gmg::semantics::OpKind;
-use slicescheduler_gmg::shape::TOKENS;
-use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::cluster::DeviceSpec;
+use slicescheduler_gmg::semantics::{Collective, OpKind};
+use slicescheduler_gmg::units::{Bandwidth, Nanos};
 
-use crate::cost::{Compiled, Confidence, CostModel, Estimate, Operation, Overlap};
+use crate::collective::GroupLinks;
+use crate::cost::{Compiled, CostModel, Estimate, Exchange, Operation, Overlap};
 
 /// A cost model that differs from [`Roofline`](crate::cost::Roofline) in kind, so that a forecast
 /// made with the one is wrong about a world made with the other, as forecasts are.
@@ -25,6 +26,10 @@ pub struct WorldCost {
     pub exposed_percent: u64,
     /// Time of an operator that does nothing.
     pub overhead: Nanos,
+    /// Share of a link's bandwidth that collectives reach, in percent.
+    pub link_percent: u64,
+    /// Time of a step of a collective behind the first.
+    pub step: Nanos,
 }
 
 impl Default for WorldCost {
@@ -36,6 +41,8 @@ impl Default for WorldCost {
             gather_percent: 80,
             exposed_percent: 6,
             overhead: Nanos(1_300),
+            link_percent: 72,
+            step: Nanos(2_300),
         }
     }
 }
@@ -49,17 +56,28 @@ impl CostModel for WorldCost {
     }
 
     fn estimate(&self, operation: &Operation<'_>) -> Estimate {
-        let tokens = operation.binding.value(TOKENS);
-        let duration = self.overlap(operation).duration(tokens, operation.cost.flops, operation.cost.bytes());
-        Estimate { duration, confidence: Confidence::Modelled }
+        self.compiled(operation).estimate(operation.binding, operation.cost)
     }
 
     fn compile(&self, operation: &Operation<'_>) -> Option<Compiled> {
-        Some(Compiled::Overlap(self.overlap(operation)))
+        Some(self.compiled(operation))
     }
 }
 
 impl WorldCost {
+    fn compiled(&self, operation: &Operation<'_>) -> Compiled {
+        match operation.kind {
+            OpKind::Collective(collective) => Compiled::Exchange(self.exchange(*collective, operation.device)),
+            _ => Compiled::Overlap(self.overlap(operation)),
+        }
+    }
+
+    fn exchange(&self, collective: Collective, device: &DeviceSpec) -> Exchange {
+        let (link, hop) = device.peer_link();
+        let bandwidth = Bandwidth((link.get() as u128 * u128::from(self.link_percent) / 100) as u64);
+        Exchange { collective, links: GroupLinks { first: hop.times(2) + self.overhead, step: self.step, bandwidth } }
+    }
+
     fn overlap(&self, operation: &Operation<'_>) -> Overlap {
         let device = operation.device;
         let (compute, memory) = match operation.kind {
