@@ -45,28 +45,47 @@ impl Countdowns {
         }
     }
 
-    /// A predecessor of `label` has finished; true if it was the last, and then the count is back at
-    /// its start. Several threads may call this (`SHARED`), or one alone, which needs no locked
-    /// operation.
+    /// The count of `label` as [`arrive`](Self::arrive) wants to have seen it.
     #[inline]
-    pub(super) fn arrive<const SHARED: bool>(&self, label: u32) -> bool {
-        let word = &self.words[label as usize];
-        let seen = word.load(Ordering::Relaxed);
+    pub(super) fn look(&self, label: u32) -> u16 {
+        // Whoever sees that it is the last one acquires what the others wrote.
+        self.words[label as usize].load(Ordering::Acquire)
+    }
+
+    /// A predecessor of `label` has finished, which looked at its count before; true if it was the
+    /// last, and then the count is back at its start. Several threads may call this.
+    #[inline]
+    pub(super) fn arrive(&self, label: u32, seen: u16) -> bool {
         if seen == ELSEWHERE {
             return self.arrive_wide(label);
         }
-        let before = if SHARED {
+        let word = &self.words[label as usize];
+        let mut before = seen;
+        // Where one is left, that one is who looks: nobody else counts here, and no locked operation
+        // is needed.
+        if seen & 0xff != 1 {
             // Release what this task wrote; whoever is the last acquires all of it.
-            word.fetch_sub(1, Ordering::AcqRel)
-        } else {
-            word.store(seen.wrapping_sub(1), Ordering::Relaxed);
-            seen
-        };
+            before = word.fetch_sub(1, Ordering::AcqRel);
+        }
         let [left, total] = before.to_le_bytes();
         if left == 1 {
             // Nobody counts here again before the task behind has run.
             word.store(u16::from_le_bytes([total, total]), Ordering::Relaxed);
         }
+        left == 1
+    }
+
+    /// As [`arrive`](Self::arrive), by a thread that has the run for itself.
+    #[inline]
+    pub(super) fn arrive_alone(&self, label: u32) -> bool {
+        let word = &self.words[label as usize];
+        let seen = word.load(Ordering::Relaxed);
+        if seen == ELSEWHERE {
+            return self.arrive_wide(label);
+        }
+        let [left, total] = seen.to_le_bytes();
+        let after = if left == 1 { u16::from_le_bytes([total, total]) } else { seen.wrapping_sub(1) };
+        word.store(after, Ordering::Relaxed);
         left == 1
     }
 

@@ -33,6 +33,10 @@ const WORTH_WAKING: Nanos = Nanos::us(10);
 /// Most tasks that a worker keeps back or takes at once, however short they are.
 const MOST_KEPT: u64 = 1024;
 
+/// Counts of successors that are looked at before the first of them is changed: a locked operation lets
+/// no later load begin, so that each would wait for memory by itself.
+const TOGETHER: usize = 8;
+
 /// A graph and what its parallel runs need, allocated once.
 #[derive(Debug)]
 pub struct ParallelRunner {
@@ -179,7 +183,7 @@ impl Run<'_> {
     /// Runs a ready task and, one after the other, tasks that it makes ready. There may be other
     /// workers (`SHARED`), or there is room for this one only.
     fn run_from<const SHARED: bool>(&self, label: u32, seat: &mut Seat, running: &Cell<u32>, task: &impl Fn(u32)) {
-        let graph = &self.runner.graph;
+        let ParallelRunner { graph, countdowns, .. } = self.runner;
         let mut next = Some(label);
         let mut done = 0;
         while let Some(label) = next {
@@ -188,10 +192,27 @@ impl Run<'_> {
             task(name);
             done += 1;
             next = None;
-            for &entry in graph.successors(label) {
-                let after = entry & !SOLE;
-                if entry & SOLE != 0 || self.runner.countdowns.arrive::<SHARED>(after) {
-                    seat.kept.extend(next.replace(after));
+            for entries in graph.successors(label).chunks(TOGETHER) {
+                let mut seen = [0; TOGETHER];
+                if SHARED {
+                    for (seen, entry) in seen.iter_mut().zip(entries) {
+                        *seen = countdowns.look(entry & !SOLE);
+                    }
+                }
+                for (&entry, &seen) in entries.iter().zip(&seen) {
+                    let after = entry & !SOLE;
+                    let arrive =
+                        || if SHARED { countdowns.arrive(after, seen) } else { countdowns.arrive_alone(after) };
+                    if entry & SOLE != 0 || arrive() {
+                        // The lowest label goes on, since what it needs lies next to what was just used.
+                        next = Some(match next {
+                            None => after,
+                            Some(other) => {
+                                seat.kept.push(other.max(after));
+                                other.min(after)
+                            }
+                        });
+                    }
                 }
             }
             if SHARED && seat.kept.len() >= self.runner.grain as usize {
