@@ -128,10 +128,6 @@ fn targets(graph: &Graph, bounds: &Bounds, ours: &Ours, onetbb: &peers::OneTbb) 
     let mut rows = vec![
         Target { peer, ..Target::at_most(name("single-owner"), ours.single_owner, "ns", bounds.nanos) },
         times("single-owner over oneTBB", onetbb.run / ours.single_owner, bounds.single_owner),
-        Target {
-            peer,
-            ..Target::at_most(name("thread-safe"), ours.thread_safe, "ns", onetbb.run / bounds.thread_safe)
-        },
         times("thread-safe over oneTBB", onetbb.run / ours.thread_safe, bounds.thread_safe),
         Target::at_most(name("bytes per task beyond 4 per edge"), ours.bytes, "B", 40.0),
     ];
