@@ -224,6 +224,19 @@ impl Cluster {
         Some(changed)
     }
 
+    /// This cluster with exactly these links failed. [`None`] if there is no such link.
+    #[cfg(feature = "serde")]
+    pub(crate) fn with_failed(&self, links: &[LinkId]) -> Option<Self> {
+        let mut changed = self.clone();
+        changed.failed.fill(false);
+        for link in links {
+            *changed.failed.get_mut(link.index())? = true;
+        }
+        let Self { nodes, topology, links, vertices, failed, .. } = &changed;
+        changed.routes = Routes::of(nodes, topology, links, vertices, failed);
+        Some(changed)
+    }
+
     /// The links from one place to another: the fewest hops, then the highest bottleneck
     /// bandwidth, then the lowest ids. Empty from a place to itself, `None` if there is no way or
     /// no such place. O(1).

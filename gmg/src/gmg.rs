@@ -54,6 +54,11 @@ impl Gmg {
         Self { state: snapshot.state().clone(), publisher: Publisher::default() }
     }
 
+    #[cfg(feature = "serde")]
+    pub(crate) fn of(state: State) -> Self {
+        Self { state, publisher: Publisher::default() }
+    }
+
     /// The graph as it is now.
     pub fn view(&self) -> View<'_> {
         View::from(&self.state)

@@ -22,7 +22,11 @@ mod parts;
 mod reclaim;
 
 pub use best_fit::BestFit;
+#[cfg(feature = "serde")]
+pub(crate) use device::SavedDevice;
 pub use device::{DeviceLayout, DeviceMemory, WeightState};
+#[cfg(feature = "serde")]
+pub(crate) use kv_pool::SavedPool;
 pub use kv_pool::{KvPool, Owned};
 pub use ledger::{ByteKind, Ledger};
 pub use orders::{MayExceed, NotBefore, Orders, Step};
@@ -33,6 +37,7 @@ use crate::units::Bytes;
 
 /// Bytes at a fixed place of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Region {
     /// Distance from the start of the device's memory.
     pub offset: Bytes,

@@ -6,6 +6,7 @@ use crate::units::Nanos;
 
 /// Where a request is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum RequestState {
     /// Arrived, nothing computed yet (or preempted and to be recomputed).
     Waiting,
@@ -28,6 +29,7 @@ impl RequestState {
 
 /// A request as the graph knows it. How long its answer will be is not known before it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Request {
     /// Who asked.
     pub tenant: TenantId,

@@ -3,6 +3,8 @@
 mod changes;
 mod recorded;
 mod requests;
+#[cfg(feature = "serde")]
+mod saved;
 mod store;
 
 use std::sync::Arc;

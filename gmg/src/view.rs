@@ -20,6 +20,7 @@ use crate::units::Nanos;
 
 /// Operators queued on a lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LaneEntry {
     /// Their job.
     pub job: JobId,

@@ -1,4 +1,4 @@
-//! Deltas as bytes and as JSON, for logs and for other machines. Feature `serde`.
+//! Deltas and whole versions as bytes, deltas also as JSON, for logs and for other machines. Feature `serde`.
 //!
 //! The form is *versioned*: every record names the version it was written in, and a reader refuses one
 //! that it does not know ([`WireError::Version`]). What version 1 looks like is held by files under
@@ -9,6 +9,7 @@
 //! | binary | version, then the delta in the [postcard](https://postcard.jamesmunns.com/wire-format) format |
 //! | JSON | `{"version": 1, "delta": ...}` |
 //! | log | length, checksum (XXH3, 64 bits), binary record; lengths and checksums little-endian |
+//! | snapshot | version, checksum, the tables; see [`save`] |
 //!
 //! Templates are not written: a model carries the name and the [fingerprint](OpGraph::fingerprint) of
 //! its template, and whoever reads it brings the template ([`Templates`]), as it brings the kernels.
@@ -18,12 +19,14 @@
 //! well formed and wrong.
 
 mod log;
+pub(crate) mod snapshot;
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 pub use log::{LogReader, append};
+pub use snapshot::{restore, save};
 
 use crate::delta::{Delta, Intent};
 use crate::graph::OpGraph;
@@ -77,19 +80,48 @@ pub enum WireError {
         /// Its fingerprint.
         fingerprint: u64,
     },
-    /// A log ends within a record.
-    #[error("the log ends at byte {len}, within the record at byte {at}")]
+    /// The bytes end within a record.
+    #[error("the bytes end at {len}, within the record at byte {at}")]
     Truncated {
         /// Where the record begins.
         at: usize,
-        /// How long the log is.
+        /// How many bytes there are.
         len: usize,
     },
-    /// A record of a log was changed.
-    #[error("the record at byte {at} of the log does not match its checksum")]
+    /// Something was changed after it was written.
+    #[error("what begins at byte {at} does not match its checksum")]
     Checksum {
+        /// Where a record of a log, or the content of a snapshot, begins.
+        at: usize,
+    },
+    /// The bytes are something else than a snapshot.
+    #[error("the bytes do not begin as a snapshot does, with \"GMGS\"")]
+    NotASnapshot,
+    /// A record of a snapshot is malformed.
+    #[error("the {what} at byte {at} of the snapshot is malformed")]
+    Record {
+        /// Where it begins.
+        at: usize,
+        /// What it was to be.
+        what: &'static str,
+        /// What is wrong.
+        source: postcard::Error,
+    },
+    /// A record of a snapshot says what the rest of it cannot be.
+    #[error("the snapshot contradicts itself at byte {at}: {what}")]
+    Contradiction {
         /// Where the record begins.
         at: usize,
+        /// What it says.
+        what: &'static str,
+    },
+    /// The snapshot is of another cluster.
+    #[error("the snapshot is of a cluster with fingerprint {expected:016x}, this one has {found:016x}")]
+    Resources {
+        /// The fingerprint of the cluster that was given.
+        found: u64,
+        /// That of the cluster that it was on.
+        expected: u64,
     },
 }
 
@@ -101,7 +133,7 @@ impl From<postcard::Error> for WireError {
 
 /// A model without its template.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct ModelForm {
+pub(crate) struct ModelForm {
     name: String,
     template: String,
     fingerprint: u64,
@@ -110,7 +142,7 @@ struct ModelForm {
 }
 
 impl ModelForm {
-    fn of(model: &Model) -> Self {
+    pub(crate) fn of(model: &Model) -> Self {
         Self {
             name: model.name.to_string(),
             template: model.template.name().to_owned(),
@@ -120,7 +152,7 @@ impl ModelForm {
         }
     }
 
-    fn with<T: Templates + ?Sized>(self, templates: &T) -> Result<Arc<Model>, WireError> {
+    pub(crate) fn with<T: Templates + ?Sized>(self, templates: &T) -> Result<Arc<Model>, WireError> {
         let Self { name, template, fingerprint, weights, kv_bytes_per_token } = self;
         let found = templates
             .template(&template, fingerprint)

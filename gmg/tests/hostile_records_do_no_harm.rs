@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use peak_alloc::PeakAlloc;
 use proptest::prelude::*;
 use slicescheduler_gmg::graph::OpGraph;
-use slicescheduler_gmg::wire::{self, LogReader};
+use slicescheduler_gmg::wire::{self, LogReader, WireError};
 use support::stream::{Stream, steps};
 use support::{chain, diamond};
 
@@ -34,6 +34,7 @@ fn survives(bytes: &[u8]) {
     drop(wire::from_bytes(bytes, &templates[..]));
     drop(wire::from_json(&String::from_utf8_lossy(bytes), &templates[..]));
     LogReader::new(bytes, &templates[..]).for_each(drop);
+    drop(wire::restore(bytes, support::cluster(), &templates[..]));
     let taken = ALLOCATOR.peak_usage().saturating_sub(before);
     assert!(taken <= SPARE + 64 * bytes.len(), "{taken} bytes for {}", bytes.len());
 }
@@ -58,8 +59,67 @@ fn lengths_that_lie_reserve_nothing() {
     survives(deep.as_bytes());
 }
 
+/// Makes the header of a snapshot fit what follows it, as whoever damages it on purpose would.
+fn reseal(bytes: &mut [u8]) {
+    if let Some((header, rest)) = bytes.split_first_chunk_mut::<14>() {
+        header[6..].copy_from_slice(&xxhash_rust::xxh3::xxh3_64(rest).to_le_bytes());
+    }
+}
+
+#[test]
+fn a_snapshot_with_lists_of_absurd_length_reserves_nothing() {
+    let bytes = wire::save(support::gmg().state()).unwrap();
+    for at in 14..bytes.len() {
+        let mut hostile = bytes[..at].to_vec();
+        hostile.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
+        reseal(&mut hostile);
+        survives(&hostile);
+    }
+}
+
 proptest! {
     #![proptest_config(support::cases(300))]
+
+    /// A snapshot whose checksum was made to fit is refused with the place of a record, or is a graph on
+    /// which deltas work.
+    #[test]
+    fn damaged_snapshots_are_refused_where_they_contradict_themselves(
+        before in steps(1..120),
+        after in steps(1..40),
+        cut in prop::option::weighted(0.2, any::<prop::sample::Index>()),
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+    ) {
+        let mut stream = Stream::default();
+        let mut gmg = support::gmg();
+        for step in before {
+            if let Ok(done) = gmg.apply(stream.next(step, gmg.state())) {
+                stream.note(&done.effect);
+            }
+        }
+        let mut bytes = wire::save(gmg.state()).unwrap();
+        for (at, byte) in flips {
+            let at = 14 + at.index(bytes.len() - 14);
+            bytes[at] = byte;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(14 + cut.index(bytes.len() - 14));
+        }
+        reseal(&mut bytes);
+        survives(&bytes);
+        match wire::restore(&bytes, support::cluster(), &templates()[..]) {
+            Ok(mut restored) => {
+                prop_assert_eq!(wire::save(restored.state()).unwrap().len(), bytes.len());
+                for step in after {
+                    drop(restored.apply(stream.next(step, restored.state())));
+                }
+            }
+            Err(WireError::Record { at, .. } | WireError::Contradiction { at, .. }) => {
+                prop_assert!((14..=bytes.len()).contains(&at));
+            }
+            Err(WireError::Resources { .. } | WireError::Template { .. } | WireError::Trailing(_)) => {}
+            Err(other) => prop_assert!(false, "{other}"),
+        }
+    }
 
     #[test]
     fn damaged_records_are_refused_or_read_and_never_more(

@@ -27,6 +27,7 @@ pub enum OpState {
 
 /// The state of an operator as it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum StoredState {
     /// Blocked or ready.
     Pending,

@@ -17,6 +17,7 @@ use crate::units::Nanos;
 
 /// A run of consecutive operators in the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Segment {
     /// First operator.
     pub first: u32,
@@ -119,6 +120,20 @@ impl Segments {
             runs.push(Run::of(&Segment { first: 0, end: ops, state, lane, start, finish }));
         }
         Self { runs, end: ops }
+    }
+
+    /// The segments of `ops` operators, given in order; [`None`] if there could not be these.
+    #[cfg(feature = "serde")]
+    pub(crate) fn of(ops: u32, segments: &[Segment]) -> Option<Self> {
+        let mut next = 0;
+        for segment in segments {
+            if segment.first != next || segment.end <= next || segment.end > ops {
+                return None;
+            }
+            next = segment.end;
+        }
+        let joined = segments.windows(2).any(|pair| pair[0].same_kind(&pair[1]));
+        (next == ops && !joined).then(|| Self { runs: segments.iter().map(Run::of).collect(), end: ops })
     }
 
     /// The segments in operator order.

@@ -1,8 +1,14 @@
 //! The memory of one device.
 
+#[cfg(feature = "serde")]
+mod saved;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+
+#[cfg(feature = "serde")]
+pub(crate) use saved::SavedDevice;
 
 use crate::id::{DeviceId, ModelId, RequestId, TenantId, TransferId};
 use crate::memory::{BestFit, ByteKind, KvPool, Ledger, Owned, Region, WeightPart};
@@ -62,6 +68,7 @@ impl DeviceLayout {
 
 /// Whether a model's weights are on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum WeightState {
     /// On their way; the region is reserved.
     Loading,
@@ -217,7 +224,8 @@ impl DeviceMemory {
         }
     }
 
-    pub(super) fn loaded(&self, model: ModelId) -> Bytes {
+    /// What has arrived of a whole model that is loading.
+    pub(crate) fn loaded(&self, model: ModelId) -> Bytes {
         self.weights.loaded.get(&model).copied().unwrap_or(Bytes::ZERO)
     }
 

@@ -5,8 +5,12 @@
 //! been free longest is taken. Until then the pool keeps nothing about single blocks, and after that only about
 //! those that were ever handed out.
 
+#[cfg(feature = "serde")]
+mod saved;
 mod shared;
 
+#[cfg(feature = "serde")]
+pub(crate) use saved::SavedPool;
 use shared::Shared;
 use smallvec::SmallVec;
 

@@ -56,6 +56,19 @@ impl Ledger {
         self.current[kind] = self.current[kind].saturating_sub(bytes.get());
     }
 
+    /// The most of each kind, and of all at one time.
+    #[cfg(feature = "serde")]
+    pub(super) fn peaks(&self) -> ([u64; 5], u64) {
+        (self.peak, self.peak_total)
+    }
+
+    /// This count with other high-water marks; [`None`] if they are below what is in use.
+    #[cfg(feature = "serde")]
+    pub(super) fn with_peaks(self, (peak, peak_total): ([u64; 5], u64)) -> Option<Self> {
+        let reached = self.current.iter().zip(&peak).all(|(current, peak)| current <= peak);
+        (reached && self.total().get() <= peak_total).then_some(Self { peak, peak_total, ..self })
+    }
+
     /// Bytes of a kind in use.
     pub fn of(&self, kind: ByteKind) -> Bytes {
         Bytes(self.current[kind as usize])

@@ -12,6 +12,7 @@ use crate::units::Bytes;
 
 /// The weights of consecutive operators of a model on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct WeightPart {
     /// Whose operators.
     pub model: ModelId,

@@ -51,6 +51,19 @@ impl Requests {
         (self.first..).zip(&self.pages).filter_map(|(number, page)| Some((number, &**page.as_ref()?))).flat_map(page)
     }
 
+    /// The number of the first page with a request, and the requests of each from there to the last: bit `i`
+    /// stands for the `i`th.
+    #[cfg(feature = "serde")]
+    pub(super) fn pages(&self) -> (u64, Vec<u64>) {
+        let bits = |page: &Page| {
+            page.requests.iter().enumerate().fold(0, |bits, (at, request)| bits | u64::from(request.is_some()) << at)
+        };
+        let mut pages: Vec<u64> = self.pages.iter().map(|page| page.as_deref().map_or(0, bits)).collect();
+        let live = pages.iter().rposition(|&bits| bits != 0).map_or(0, |last| last + 1);
+        pages.truncate(live);
+        (if live > 0 { self.first } else { 0 }, pages)
+    }
+
     /// Enters, replaces or, with [`None`], removes a request.
     pub(crate) fn set(&mut self, id: RequestId, request: Option<&Request>) {
         match request {

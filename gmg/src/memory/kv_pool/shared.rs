@@ -38,6 +38,15 @@ pub(super) struct Shared {
     by_tenant: Vec<Counts>,
 }
 
+/// What is saved of the blocks beside tables and queue.
+#[cfg(feature = "serde")]
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub(super) struct SavedShared {
+    pub(super) had: Vec<TenantId>,
+    published: Vec<(u32, u64)>,
+    pub(super) displaced: Vec<u64>,
+}
+
 /// Counts of one tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
@@ -65,6 +74,73 @@ impl Shared {
         }
         free.iter().rev().for_each(|&block| shared.append(block));
         shared
+    }
+
+    /// What cannot be told from tables and queue: who had each block last, and what is found, of equal
+    /// contents in the order in which they are found.
+    #[cfg(feature = "serde")]
+    pub(super) fn save(&self) -> SavedShared {
+        let mut published = Vec::new();
+        for (block, entry) in (0u32..).zip(&self.blocks) {
+            let head = entry.hash.filter(|&hash| self.find(entry.tenant, hash) == Some(block));
+            let mut next = if head.is_some() { block } else { NONE };
+            while let (Some(hash), Some(twin)) = (head, self.blocks.get(next as usize)) {
+                published.push((next, hash));
+                next = twin.twin;
+            }
+        }
+        let had = self.blocks.iter().map(|block| block.tenant).collect();
+        SavedShared { had, published, displaced: self.by_tenant.iter().map(|counts| counts.displaced).collect() }
+    }
+
+    /// The blocks that were saved, held by `tables` and free in the order of `queue`.
+    #[cfg(feature = "serde")]
+    pub(super) fn restored<'t>(
+        saved: SavedShared,
+        queue: &[u32],
+        tables: impl Iterator<Item = (TenantId, &'t [u32])>,
+    ) -> Result<Self, &'static str> {
+        let mut shared = Self::new(saved.had.len() as u32, &[], std::iter::empty());
+        for (entry, tenant) in shared.blocks.iter_mut().zip(saved.had) {
+            entry.tenant = tenant;
+        }
+        for (tenant, table) in tables {
+            for &block in table {
+                if shared.blocks.get(block as usize).is_none_or(|entry| entry.tenant != tenant) {
+                    return Err("a block of a sequence that its tenant does not have");
+                }
+                shared.hold(block, tenant);
+            }
+        }
+        let mut queued = vec![false; shared.blocks.len()];
+        for &block in queue {
+            let is_free = shared.blocks.get(block as usize).is_some_and(|entry| entry.holders == 0);
+            if !is_free || std::mem::replace(&mut queued[block as usize], true) {
+                return Err("a free block that is held, or free twice");
+            }
+            shared.append(block);
+        }
+        if shared.blocks.iter().zip(&queued).any(|(entry, queued)| entry.holders == 0 && !queued) {
+            return Err("a block that is neither free nor held");
+        }
+        let mut last: HashMap<(TenantId, u64), u32> = HashMap::new();
+        for (block, hash) in saved.published {
+            let Some(entry) = shared.blocks.get_mut(block as usize).filter(|entry| entry.hash.is_none()) else {
+                return Err("content of a block that there is not, or that has another");
+            };
+            entry.hash = Some(hash);
+            let (key, cached) = ((entry.tenant, hash), entry.holders == 0);
+            match last.insert(key, block) {
+                Some(twin) => shared.blocks[twin as usize].twin = block,
+                None => drop(shared.by_content.insert(key, block)),
+            }
+            shared.counts(key.0).cached += u32::from(cached);
+        }
+        shared.by_tenant.resize(saved.displaced.len().max(shared.by_tenant.len()), Counts::default());
+        for (counts, displaced) in shared.by_tenant.iter_mut().zip(saved.displaced) {
+            counts.displaced = displaced;
+        }
+        Ok(shared)
     }
 
     /// Blocks that no sequence holds.
