@@ -3,6 +3,10 @@
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
+use std::time::Instant;
+
+use slicescheduler_gmg::plan::Clock;
+use slicescheduler_gmg::units::Nanos;
 
 /// Why a program could not do what it was asked.
 pub type Failure = Box<dyn std::error::Error>;
@@ -18,4 +22,21 @@ pub fn conclude(outcome: Result<(), Failure>) -> ExitCode {
         source = cause.source();
     }
     ExitCode::from(2)
+}
+
+/// The machine's monotonic clock, from zero.
+#[derive(Debug)]
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    /// A clock that is at zero now.
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock for Stopwatch {
+    fn now(&self) -> Nanos {
+        self.0.elapsed().into()
+    }
 }

@@ -42,6 +42,7 @@
 //! | [`driver`] | the loop that owns the graph, over any world |
 //! | [`replay`] | traces in, figures out: the same loop over a simulated or the real world |
 //! | [`scenario`], [`workload`], [`setup`] | what a replay is of: its description, its requests, its graph |
+//! | `evaluate` | many replays, and what they say together (feature `evaluate`) |
 //! | [`fidelity`] | predictions of real serving runs, against what was measured |
 //! | [`report`] | what a replay says: summary, table, HTML, Perfetto timeline |
 
@@ -50,6 +51,8 @@
 mod assembly;
 pub mod builder;
 pub mod driver;
+#[cfg(feature = "evaluate")]
+pub mod evaluate;
 pub mod fidelity;
 pub mod model;
 pub mod replay;

@@ -3,14 +3,17 @@
 mod cpu;
 mod recorder;
 mod run;
+mod slices;
 
 use std::sync::Arc;
 
 use slicescheduler_executor::ExecutorError;
+use slicescheduler_gmg::id::DeviceId;
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_scheduler::policy::Policy;
 use slicescheduler_scheduler::{IdlePriority, SliceFill, SliceFillOptions, StaticContainers};
+use slicescheduler_simulator::cost::{CostModel, Roofline};
 use slicescheduler_simulator::world::WorldOptions;
 
 use crate::driver::DriverError;
@@ -80,8 +83,41 @@ impl Progress for Silent {
 pub struct ReplayOptions {
     /// How the simulated world behaves; its seed is taken from the scenario.
     pub world: WorldOptions,
+    /// What policies ask.
+    pub forecast: ForecastOptions,
+    /// Devices that do not keep their speed.
+    pub slowdowns: Vec<Slowdown>,
     /// Measures decisions; without it none is measured.
     pub stopwatch: Option<Arc<dyn Clock>>,
+}
+
+/// The forecaster of a replay.
+#[derive(Clone, Debug)]
+pub struct ForecastOptions {
+    /// How long operators are thought to take.
+    pub cost: Arc<dyn CostModel>,
+    /// How far forecasts reach.
+    pub horizon: Nanos,
+}
+
+impl Default for ForecastOptions {
+    /// A roofline, two seconds.
+    fn default() -> Self {
+        Self { cost: Arc::new(Roofline::default()), horizon: Nanos::secs(2) }
+    }
+}
+
+/// A device that runs at a part of its speed for a while. Only the world knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slowdown {
+    /// Which.
+    pub device: DeviceId,
+    /// From when on.
+    pub from: Nanos,
+    /// Until when.
+    pub until: Nanos,
+    /// The speed meanwhile, in percent of its own.
+    pub percent: u32,
 }
 
 /// Runs every policy of `scenario` on a simulated cluster, one after the other.
@@ -112,6 +148,26 @@ pub fn summary(scenario: &Scenario, name: &str, measured: bool, runs: &[RunRecor
         rate_scale: scenario.rate_scale,
         policies: runs.iter().map(|run| run.summary.clone()).collect(),
     }
+}
+
+/// The names of all policies, static containers first.
+pub fn policy_names() -> &'static [&'static str] {
+    crate::scenario::POLICIES
+}
+
+/// Something that a policy can be tuned by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// The option.
+    pub name: &'static str,
+    /// The values worth trying.
+    pub values: Vec<OptionValue>,
+}
+
+/// What a policy of this name can be tuned by. Nothing for [`SliceFill`], whose one setting serves every
+/// workload.
+pub fn parameters(_policy: &str) -> Vec<Parameter> {
+    Vec::new()
 }
 
 /// The policy that a scenario names.

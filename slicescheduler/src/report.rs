@@ -15,5 +15,5 @@ mod figure;
 mod record;
 mod summary;
 
-pub use record::{DeviceLabel, MemorySample, RunRecord, SecondUse, Span, SpanKind, TenantLabel};
+pub use record::{DeviceLabel, MemorySample, RunRecord, SecondUse, SliceBucket, Span, SpanKind, TenantLabel};
 pub use summary::{DecisionFigures, LatencyFigures, PolicySummary, Summary, TenantSummary};

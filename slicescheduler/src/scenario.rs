@@ -26,10 +26,10 @@ use std::collections::BTreeMap;
 use slicescheduler_gmg::id::DeviceId;
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 
-use crate::workload::{Lengths, Preset, Shift, TraceFile};
+use crate::workload::{ClientFile, Lengths, Preset, Shift, TraceFile};
 
 pub use error::{Location, ScenarioError};
-pub use model::{MODELS, named_model};
+pub use model::{MODELS, ModelSpec, named_model};
 pub use slicescheduler_gmg::templates::DenseSpec;
 pub use slicescheduler_gmg::tenant::{Class, Layout, LendingMode, Slo};
 pub use source::{BacklogRequests, Source};
@@ -119,7 +119,7 @@ pub struct Tenant {
     /// Whether its requests are due at a time.
     pub class: Class,
     /// The model that it serves.
-    pub model: DenseSpec,
+    pub model: ModelSpec,
     /// When its tokens are due; always present for [`Class::LatencySensitive`].
     pub slo: Option<Slo>,
     /// Its share where tenants of a class compete, above zero.
@@ -166,6 +166,23 @@ pub enum Workload {
         /// Scales and caps the token counts.
         lengths: Lengths,
     },
+    /// Those of a client whose rate was recorded, window by window.
+    Client {
+        /// Where its windows are, found and readable when the scenario was read.
+        file: ClientFile,
+        /// What its lengths are like.
+        preset: Preset,
+        /// Where in its windows the replay starts.
+        shift: Shift,
+        /// How long a window lasts.
+        window: Nanos,
+        /// Multiplies its rates.
+        rate_scale: f64,
+        /// Its seed beside that of the scenario; the tenant's position where the file gives none.
+        seed: Option<u64>,
+        /// Scales and caps the token counts.
+        lengths: Lengths,
+    },
     /// Requests that are all there at time zero and never run out.
     Backlog {
         /// What its lengths are like.
@@ -189,7 +206,7 @@ pub struct PolicySpec {
 }
 
 /// The value of a policy's option.
-#[derive(Clone, Debug, PartialEq, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(untagged)]
 pub enum OptionValue {
     /// `true` or `false`.

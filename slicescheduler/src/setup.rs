@@ -8,7 +8,7 @@ use slicescheduler_gmg::id::ModelId;
 use slicescheduler_gmg::plan::Action;
 use slicescheduler_gmg::tenant::{Model, Tenant};
 use slicescheduler_gmg::units::{Bandwidth, Bytes};
-use slicescheduler_gmg::{Gmg, GmgError, templates};
+use slicescheduler_gmg::{Gmg, GmgError};
 use slicescheduler_scheduler::batching::{BatchOptions, Batcher};
 use slicescheduler_scheduler::policy::Policy;
 
@@ -102,10 +102,10 @@ fn share(bytes: Bytes, share: f64) -> Bytes {
 }
 
 fn member(scenario: &Scenario, tenant: &crate::scenario::Tenant) -> Result<Member, SetupError> {
-    let template = templates::dense(&tenant.model)
-        .map_err(|source| SetupError::Template { tenant: tenant.name.clone(), source })?;
+    let template =
+        tenant.model.template().map_err(|source| SetupError::Template { tenant: tenant.name.clone(), source })?;
     let model =
-        Model::new(&tenant.model.name, Arc::new(template)).kv_bytes_per_token(tenant.model.kv_bytes_per_token());
+        Model::new(tenant.model.name(), Arc::new(template)).kv_bytes_per_token(tenant.model.kv_bytes_per_token());
     let window = match tenant.workload {
         Workload::Backlog { window, .. } => window,
         _ => u32::MAX,

@@ -16,6 +16,7 @@
 //! |---|---|
 //! | [`azure`] | the Azure LLM inference trace (CSV) |
 //! | [`mooncake`] | the Mooncake trace (JSON lines, with prefix blocks) |
+//! | [`servegen`], [`clients`] | the clients of ServeGen: their windows, and requests that arrive like theirs |
 //! | [`trace`] | a trace on disk: its length, circular shifts |
 //! | [`transform`] | rate and length scaling, cutting |
 //! | [`generator`] | arrivals of a doubly stochastic process, and a backlog without end |
@@ -24,6 +25,7 @@
 //! | [`rng`] | the random numbers of both |
 
 pub mod azure;
+pub mod clients;
 mod error;
 pub mod generator;
 mod lines;
@@ -31,16 +33,19 @@ pub mod mooncake;
 pub mod preset;
 pub mod rate;
 pub mod rng;
+pub mod servegen;
 pub mod trace;
 pub mod transform;
 
 use slicescheduler_gmg::units::Nanos;
 
 pub use azure::AzureReader;
+pub use clients::{Client, ClientOptions};
 pub use error::WorkloadError;
 pub use generator::{Backlog, Generator};
 pub use mooncake::MooncakeReader;
 pub use preset::Preset;
+pub use servegen::ClientFile;
 pub use trace::{Shift, TraceFile, TraceFormat};
 pub use transform::{Lengths, Transform};
 

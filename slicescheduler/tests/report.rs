@@ -94,6 +94,7 @@ fn run(policy: PolicySummary) -> RunRecord {
             DeviceLabel { name: "gpu1".into(), owner: None, usable: 72 << 30 },
         ],
         seconds: vec![vec![SecondUse { owner_us: 500_000, guest_us: 250_000 }; 3]; 2],
+        slices: Vec::new(),
         memory: vec![
             MemorySample { at: Nanos(0), device: 0, bytes: [16 << 30, 0, 1 << 20, 0, 0] },
             MemorySample { at: Nanos(1_500_000_001), device: 1, bytes: [16 << 30, 5 << 30, 0, 0, 0] },

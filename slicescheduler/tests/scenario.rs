@@ -84,7 +84,8 @@ fn a_scenario_is_read_with_its_units_and_defaults() {
     assert_eq!((chat.class, chat.weight, chat.lending), (Class::LatencySensitive, 3, LendingMode::Strict));
     assert_eq!(chat.slo, Some(Slo { ttft: Nanos::secs(1), tpot: Nanos::ms(100) }));
     assert_eq!(chat.container.devices, [DeviceId(0), DeviceId(2)]);
-    assert_eq!((&*chat.model.name, chat.model.head_dim, chat.model.kv_heads), ("mine", 128, 4));
+    let model = chat.model.dense().unwrap();
+    assert_eq!((&*model.name, model.head_dim, model.kv_heads), ("mine", 128, 4));
     assert_eq!((batch.slo, batch.weight, batch.lending), (None, 1, LendingMode::SloSlack));
     assert!(matches!(batch.workload, Workload::Backlog { preset: Preset::AzureConv, window: 32, .. }));
 
@@ -122,10 +123,10 @@ fn the_cpu_workload_is_two_tenants_on_two_lanes() {
     assert!(scenario.cluster.devices().all(|(_, _, kind)| kind == DeviceKind::Cpu));
     let names: Vec<_> = scenario.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
     assert_eq!(names, ["chat", "batch"]);
-    assert!(scenario.tenants.iter().all(|tenant| tenant.model.name == "tiny"));
+    assert!(scenario.tenants.iter().all(|tenant| tenant.model.name() == "tiny"));
     let chat = arrivals(&scenario, 0);
     assert!(chat.len() > 100);
-    let context = scenario.tenants[0].model.max_context;
+    let context = scenario.tenants[0].model.dense().unwrap().max_context;
     assert!(chat.iter().all(|request| request.prompt + request.output <= context));
     let Source::Backlog { requests, .. } = scenario.requests(1).unwrap().unwrap() else { panic!("no backlog") };
     assert!(requests.take(10_000).all(|(prompt, output)| prompt + output <= context));
@@ -242,7 +243,7 @@ fn wrong_values_are_refused_with_place_key_and_what_would_be_right() {
         (
             "backlog = \"azure-conv\", ",
             "",
-            "small.toml:33:12: tenants[1].workload is none: expected one of trace, generator and backlog",
+            "small.toml:33:12: tenants[1].workload is none: expected one of trace, clients, generator and backlog",
         ),
         ("weight = 3", "weight = 0", "small.toml:23:10: tenants[0].weight is 0: expected a whole number of at least 1"),
         (

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use proptest::prelude::*;
+use slicescheduler::workload::servegen::{self, ClientWindow, Gaps};
 use slicescheduler::workload::transform::Transform;
 use slicescheduler::workload::{
     ArrivalRecord, AzureReader, Backlog, Generator, MooncakeReader, PrefixBlocks, Preset, Shift, TraceFile,
@@ -205,6 +206,61 @@ impl Read for Endless<'_> {
     }
 }
 
+const CLIENT: &str = "0,0,0,,0,0
+600,3.5,0.9,Gamma,1.18,0.06
+1200,6.25,27.1,Weibull,0.25,0.018
+";
+
+fn client(text: impl AsRef<[u8]>) -> Result<servegen::ClientWindows, WorkloadError> {
+    servegen::from_rows(text.as_ref(), std::path::Path::new("chunk-3-trace.csv"))
+}
+
+/// A compressed archive with the file of client 3, and another one before it.
+fn archive(rows: &str) -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (name, content) in [("language/chunk-1-trace.csv", "0,1,1,,0,0\n"), ("language/chunk-3-trace.csv", rows)] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, name, content.as_bytes()).unwrap();
+    }
+    let options = lzma_rust2::XzOptions::default();
+    let mut packed = lzma_rust2::XzWriter::new(Vec::new(), options).unwrap();
+    io::Write::write_all(&mut packed, &tar.into_inner().unwrap()).unwrap();
+    packed.finish().unwrap()
+}
+
+#[test]
+fn servegen_windows_are_rates_and_shapes_of_one_client_in_the_archive() {
+    let windows = servegen::from_archive(&archive(CLIENT)[..], std::path::Path::new("language.tar.xz"), 3).unwrap();
+    let window = |rate, gaps| ClientWindow { rate, gaps };
+    let expected = [window(0.0, Gaps::Exponential), window(3.5, Gaps::Gamma(1.18)), window(6.25, Gaps::Weibull(0.25))];
+    assert_eq!(*windows, expected);
+    let missing = servegen::from_archive(&archive(CLIENT)[..], std::path::Path::new("language.tar.xz"), 4);
+    assert_eq!(
+        missing.unwrap_err().to_string(),
+        "language.tar.xz: no chunk-4-trace.csv in it: expected that of a client"
+    );
+}
+
+#[test]
+fn servegen_errors_name_line_column_value_and_what_would_be_right() {
+    for (rows, message) in [
+        ("", "chunk-3-trace.csv: no records: expected at least one"),
+        ("0,1,1,Gamma,0,1", "chunk-3-trace.csv:1: shape is \"0\": expected a number from 0.05 to 10000"),
+        ("0,1,1,,0,0\n0,1,1,,0,0", "chunk-3-trace.csv:2: time is \"0\": expected a time after that of the row above"),
+        ("0,-1,1,,0,0", "chunk-3-trace.csv:1: rate is \"-1\": expected a number from 0 to 1000000000"),
+        ("0,1,1,Pareto,1,1", "chunk-3-trace.csv:1: pattern is \"Pareto\": expected Gamma, Weibull or nothing"),
+        (
+            "0,1,1",
+            "chunk-3-trace.csv:1: \"0,1,1\": expected time,rate,cv,pattern,shape,scale such as \
+             1800,6.4,27.2,Weibull,0.248,0.018",
+        ),
+    ] {
+        assert_eq!(client(rows).unwrap_err().to_string(), message);
+    }
+}
+
 #[test]
 fn a_line_without_an_end_is_given_up_at_the_limit_of_its_format() {
     let taken = AtomicUsize::new(0);
@@ -379,6 +435,31 @@ proptest! {
     #[test]
     fn no_damage_to_a_valid_mooncake_trace_makes_its_reader_panic(bytes in mutated(MOONCAKE)) {
         check_records(MooncakeReader::new(&bytes[..], "moon.jsonl"));
+    }
+
+    #[test]
+    fn no_damage_to_a_client_makes_its_reader_panic(bytes in mutated(CLIENT)) {
+        match client(&bytes) {
+            Ok(windows) => assert!(windows.iter().all(|window| (0.0..=1e9).contains(&window.rate))),
+            Err(error) => assert!(error.to_string().len() < 2000),
+        }
+    }
+
+    #[test]
+    fn no_damage_to_an_archive_makes_its_reader_panic(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut in any::<prop::sample::Index>(),
+        whole in any::<bool>(),
+    ) {
+        let mut bytes = archive(CLIENT);
+        for (place, byte) in changes {
+            let place = place.index(bytes.len());
+            bytes[place] = byte;
+        }
+        if !whole {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        let _ = servegen::from_archive(&bytes[..], std::path::Path::new("language.tar.xz"), 3);
     }
 
     /// Oracle: the rotation computed in memory.

@@ -10,14 +10,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use slicescheduler::replay::{Progress, ReplayOptions, replay, replay_on_cpu};
 use slicescheduler::report::{RunRecord, Summary, html, perfetto, table};
 use slicescheduler::scenario::Scenario;
-use slicescheduler_examples::{Failure, conclude};
+use slicescheduler_examples::{Failure, Stopwatch, conclude};
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
 
@@ -75,7 +74,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(out) = arguments.out.as_ref().filter(|out| out.exists() && !out.is_dir()) {
         return Err(format!("{}: is not a folder; --out takes one, or the name of a new one", out.display()).into());
     }
-    let clock: Arc<dyn Clock> = Arc::new(Stopwatch(Instant::now()));
+    let clock: Arc<dyn Clock> = Arc::new(Stopwatch::start());
     let mut progress = Bar::default();
     let (summary, runs) = match arguments.device {
         Device::Sim => {
@@ -147,16 +146,6 @@ fn write_whole(
         let _ = std::fs::remove_file(&unfinished);
         format!("{}: cannot be written: {error}", path.display()).into()
     })
-}
-
-/// The machine's monotonic clock.
-#[derive(Debug)]
-struct Stopwatch(Instant);
-
-impl Clock for Stopwatch {
-    fn now(&self) -> Nanos {
-        self.0.elapsed().into()
-    }
 }
 
 /// A progress bar on a terminal, nothing elsewhere.

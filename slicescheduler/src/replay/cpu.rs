@@ -19,7 +19,7 @@ use slicescheduler_gmg::{GmgView, View};
 use crate::replay::run::{Run, run_policy};
 use crate::replay::{Progress, ReplayError, ReplayWorld, policy, summary};
 use crate::report::{RunRecord, Summary};
-use crate::scenario::{DeviceKind, LinkOverride, Scenario, Workload};
+use crate::scenario::{DeviceKind, LinkOverride, ModelSpec, Scenario, Workload};
 use crate::setup::Setup;
 use crate::workload::Lengths;
 use crate::workload::rng::Seed;
@@ -54,7 +54,7 @@ pub fn replay_on_cpu(
         let setup = Setup::new(&scenario, &*policy)?;
         let clock: Arc<dyn Clock> = Arc::new(Since { start: clock.now(), clock: clock.clone() });
         let world = CpuReplay::new(&scenario, &setup, clock.clone())?;
-        let how = Run { launched_window: Nanos::ZERO, stopwatch: Some(clock) };
+        let how = Run { stopwatch: Some(clock), ..Run::default() };
         let (run, world) = run_policy(&scenario, policy, setup, world, &how, progress)?;
         runs.push(run);
         answers.push(world.answers);
@@ -79,7 +79,7 @@ fn for_cpu(scenario: &Scenario) -> Scenario {
         node.kind = DeviceKind::Cpu;
         (node.nvlink, node.pcie, node.host_memory) = (LinkOverride::default(), LinkOverride::default(), None);
     }
-    let tiny = DenseSpec::tiny();
+    let tiny = ModelSpec::from(DenseSpec::tiny());
     for tenant in &mut scenario.tenants {
         if tenant.model == tiny {
             continue;
@@ -89,6 +89,7 @@ fn for_cpu(scenario: &Scenario) -> Scenario {
         scenario.engine.max_sequences = scenario.engine.max_sequences.min(TOKEN_BUDGET / 2);
         match &mut tenant.workload {
             Workload::Trace { lengths, .. }
+            | Workload::Client { lengths, .. }
             | Workload::Generated { lengths, .. }
             | Workload::Backlog { lengths, .. } => *lengths = LENGTHS,
         }
@@ -149,15 +150,15 @@ impl CpuReplay {
         let view = setup.gmg.view();
         let mut models = Vec::new();
         for (tenant, &id) in scenario.tenants.iter().zip(&setup.models) {
-            let Some(model) = view.model(id) else { continue };
+            let Some((model, spec)) = view.model(id).zip(tenant.model.dense()) else { continue };
             let weights = SeededWeights::new(Seed(scenario.seed).derive(u64::from(id.0)).0);
-            models.push((id, CpuModel::decoder(&tenant.model, model.template.clone(), &weights)?));
+            models.push((id, CpuModel::decoder(spec, model.template.clone(), &weights)?));
         }
         let world = CpuWorld::new(view, models, clock, &StdThreads, CpuWorldOptions::default())?;
         Ok(Self {
             world,
             seed: scenario.seed,
-            vocabulary: scenario.tenants.first().map_or(1, |tenant| tenant.model.vocab).max(1),
+            vocabulary: DenseSpec::tiny().vocab,
             numbers: vec![0; scenario.tenants.len()],
             asked: HashMap::new(),
             answers: Answers::new(),

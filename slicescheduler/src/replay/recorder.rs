@@ -14,6 +14,7 @@ use slicescheduler_gmg::{GmgView, View};
 use slicescheduler_scheduler::batching::Completed;
 
 use crate::driver::{Driver, Lost};
+use crate::replay::slices::Slices;
 use crate::report::{
     DecisionFigures, DeviceLabel, LatencyFigures, MemorySample, PolicySummary, RunRecord, SecondUse, Span, SpanKind,
     TenantLabel, TenantSummary,
@@ -68,6 +69,7 @@ pub struct Recorder {
     devices: Vec<DeviceLabel>,
     tenants: Vec<TenantCounts>,
     seconds: Vec<Vec<SecondUse>>,
+    slices: Slices,
     memory: Vec<MemorySample>,
     next_sample: Nanos,
     detail: (Nanos, Nanos),
@@ -99,7 +101,8 @@ impl Recorder {
             Some(TenantCounts::new(tenant.slo, model.template.clone()))
         });
         let tenants = tenants.collect();
-        let seconds = vec![Vec::new(); devices.len()];
+        let device_count = devices.len();
+        let seconds = vec![Vec::new(); device_count];
         let middle = end.scale(1, 2);
         Self {
             window: (scenario.warm_up, end),
@@ -108,6 +111,7 @@ impl Recorder {
             devices,
             tenants,
             seconds,
+            slices: Slices::new(device_count, (scenario.warm_up, end)),
             memory: Vec::new(),
             next_sample: Nanos::ZERO,
             detail: (middle, (middle + DETAIL).min(end)),
@@ -209,6 +213,7 @@ impl Recorder {
             tenants: self.labels,
             devices: self.devices,
             seconds: self.seconds,
+            slices: self.slices.finish(),
             memory: self.memory,
             spans: self.spans,
             detail: self.detail,
@@ -231,8 +236,10 @@ impl Recorder {
         self.busy += inside;
         if guest {
             self.guest_busy += inside;
+            self.slices.guest_ran(device, start, finish);
         } else {
             self.owner_busy += inside;
+            self.slices.owner_ran(device, start, finish);
         }
         self.count_seconds(device, start, finish, guest);
         if finish > self.detail.0 && start < self.detail.1 && self.spans.len() < MAX_SPANS {

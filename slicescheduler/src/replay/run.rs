@@ -10,12 +10,12 @@ use slicescheduler_gmg::tenant::Class;
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_scheduler::batching::Batcher;
 use slicescheduler_scheduler::policy::Policy;
-use slicescheduler_simulator::cost::Roofline;
+use slicescheduler_simulator::interference::Rate;
 use slicescheduler_simulator::timeline::{Horizon, Timeline};
 use slicescheduler_simulator::world::{SimWorld, WorldCost, WorldOptions};
 
 use crate::driver::{Driver, DriverError, DriverOptions};
-use crate::replay::{Progress, Recorder, ReplayError, ReplayOptions};
+use crate::replay::{ForecastOptions, Progress, Recorder, ReplayError, ReplayOptions};
 use crate::report::RunRecord;
 use crate::scenario::{BacklogRequests, Scenario, Source};
 use crate::setup::Setup;
@@ -63,8 +63,16 @@ pub fn simulate(
     let setup = Setup::new(scenario, &*policy)?;
     let cluster = Arc::new(setup.gmg.view().cluster().clone());
     let world_options = WorldOptions { seed: scenario.seed, ..options.world };
-    let world = SimWorld::new(cluster, Box::new(WorldCost::default()), world_options);
-    let how = Run { launched_window: world_options.launched_window, stopwatch: options.stopwatch.clone() };
+    let mut world = SimWorld::new(cluster, Box::new(WorldCost::default()), world_options);
+    for slow in &options.slowdowns {
+        world.set_speed(slow.from, slow.device, Rate::of(u64::from(slow.percent), 100));
+        world.set_speed(slow.until, slow.device, Rate::ONE);
+    }
+    let how = Run {
+        launched_window: world_options.launched_window,
+        forecast: options.forecast.clone(),
+        stopwatch: options.stopwatch.clone(),
+    };
     run_policy(scenario, policy, setup, world, &how, progress).map(|(run, _)| run)
 }
 
@@ -131,6 +139,8 @@ impl Feed {
 pub struct Run {
     /// Operators that start within this time after a recall still run.
     pub launched_window: Nanos,
+    /// What the policy asks.
+    pub forecast: ForecastOptions,
     /// Measures decisions.
     pub stopwatch: Option<Arc<dyn Clock>>,
 }
@@ -151,7 +161,8 @@ pub fn run_policy<W: ReplayWorld>(
     let begun = stopwatch.as_ref().map(|stopwatch| stopwatch.now());
     let name = policy.name();
     let mut recorder = Recorder::new(scenario, setup.gmg.view());
-    let what_if = Timeline::of(setup.gmg.view(), Arc::new(Roofline::default()), Horizon::secs(2));
+    let ForecastOptions { cost, horizon } = how.forecast.clone();
+    let what_if = Timeline::of(setup.gmg.view(), cost, Horizon(horizon));
     let what_if = what_if.launched_window(how.launched_window);
     let options = DriverOptions { stopwatch: stopwatch.clone(), ..DriverOptions::default() };
     let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options)?;

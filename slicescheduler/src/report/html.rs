@@ -13,9 +13,11 @@ use std::io::{self, Write};
 
 use crate::report::{RunRecord, Summary, figure};
 use data::Extent;
-use text::{Escaped, Tenants};
+pub(crate) use text::Escaped;
+use text::Tenants;
 
-const STYLE: &str = include_str!("html/page.css");
+/// How pages look.
+pub(crate) const STYLE: &str = include_str!("html/page.css");
 const SCRIPT: &str = include_str!("html/page.js");
 
 /// Writes the page for `summary`, with the pictures of `runs`.

@@ -34,6 +34,19 @@ pub struct SecondUse {
     pub guest_us: u32,
 }
 
+/// The idle slices of one length: gaps between the work of owners on their devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SliceBucket {
+    /// The longest slice that counts here; the bucket before this one has the shorter ones.
+    pub longest: Nanos,
+    /// How many there were.
+    pub slices: u64,
+    /// Their time.
+    pub idle: Nanos,
+    /// The part of that time in which guests ran.
+    pub recovered: Nanos,
+}
+
 /// The bytes in use on a device at one moment, by kind as in
 /// [`ByteKind::ALL`](slicescheduler_gmg::memory::ByteKind::ALL).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +100,8 @@ pub struct RunRecord {
     pub devices: Vec<DeviceLabel>,
     /// Per device, what ran in each second of the run.
     pub seconds: Vec<Vec<SecondUse>>,
+    /// The idle slices of all devices by length, ascending.
+    pub slices: Vec<SliceBucket>,
     /// Memory over the run, ascending in time; a few thousand samples at most.
     pub memory: Vec<MemorySample>,
     /// Every span that overlaps [`detail`](Self::detail), in the order in which they ended.

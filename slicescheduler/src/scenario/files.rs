@@ -1,5 +1,6 @@
 //! Reading scenario files, and finding the traces that they name.
 
+use std::cell::RefCell;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -38,7 +39,24 @@ impl Scenario {
     /// [`ScenarioError`], for the first thing that is wrong.
     pub fn parse(text: &str, file: &Path, data_dir: Option<&Path>) -> Result<Self, ScenarioError> {
         let raw: RawScenario = toml::from_str(text).map_err(|error| syntax_error(&error, text, file))?;
-        Validator { file, text, data_dir }.scenario(raw)
+        Validator { file, text, data_dir, stand_ins: None }.scenario(raw)
+    }
+
+    /// As [`parse`](Self::parse), but a trace that is not there is replaced by the generator that the
+    /// workload names as its `stand_in`. Tenants with equal shifts of one trace then have equal
+    /// arrivals, as with the trace. Gives the traces that were replaced.
+    ///
+    /// # Errors
+    /// [`ScenarioError`], for the first thing that is wrong; a missing trace without stand-in is.
+    pub fn parse_or_generate(
+        text: &str,
+        file: &Path,
+        data_dir: Option<&Path>,
+    ) -> Result<(Self, Vec<String>), ScenarioError> {
+        let raw: RawScenario = toml::from_str(text).map_err(|error| syntax_error(&error, text, file))?;
+        let replaced = RefCell::new(Vec::new());
+        let scenario = Validator { file, text, data_dir, stand_ins: Some(&replaced) }.scenario(raw)?;
+        Ok((scenario, replaced.into_inner()))
     }
 
     /// The default workload: generated, on 8 H100. Three latency-sensitive tenants with two

@@ -22,7 +22,8 @@ impl Scenario {
             return Err(setting("rate scale", factor, "a number from 0.0001 to 10000"));
         }
         self.rate_scale *= factor;
-        if self.tenants.iter().any(|tenant| matches!(tenant.workload, Workload::Trace { .. })) {
+        if self.tenants.iter().any(|tenant| matches!(tenant.workload, Workload::Trace { .. } | Workload::Client { .. }))
+        {
             self.duration = Nanos::from_secs_f64(self.duration.as_secs_f64() / factor);
             self.warm_up = Nanos::from_secs_f64(self.warm_up.as_secs_f64() / factor);
         }
@@ -40,6 +41,19 @@ impl Scenario {
             return Err(setting("duration", time, format!("more than the warm-up ({})", self.warm_up)));
         }
         self.duration = time;
+        Ok(())
+    }
+
+    /// Sets the warm-up, written as in a scenario file: `20s`.
+    ///
+    /// # Errors
+    /// [`ScenarioError::Setting`] for anything that is no time, and for one as long as the duration.
+    pub fn set_warm_up(&mut self, warm_up: &str) -> Result<(), ScenarioError> {
+        let time = text::time(warm_up).ok_or_else(|| setting("warm-up", format!("{warm_up:?}"), text::TIME))?;
+        if time >= self.duration {
+            return Err(setting("warm-up", time, format!("less than the duration ({})", self.duration)));
+        }
+        self.warm_up = time;
         Ok(())
     }
 

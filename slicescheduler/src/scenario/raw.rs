@@ -108,6 +108,11 @@ pub(super) struct RawWorkload {
     pub(super) trace: Option<Spanned<String>>,
     pub(super) format: Option<Spanned<Text<TraceFormat>>>,
     pub(super) shift: Option<Spanned<Text<Shift>>>,
+    pub(super) stand_in: Option<Spanned<Text<Preset>>>,
+    pub(super) clients: Option<Spanned<String>>,
+    pub(super) client: Option<Spanned<u32>>,
+    pub(super) like: Option<Spanned<Text<Preset>>>,
+    pub(super) window_time: Option<Spanned<Text<Nanos>>>,
     pub(super) generator: Option<Spanned<Text<Preset>>>,
     pub(super) backlog: Option<Spanned<Text<Preset>>>,
     pub(super) window: Option<Spanned<u32>>,
@@ -238,9 +243,10 @@ names!(TraceFormat, "azure or mooncake", {
     "azure" => Self::Azure,
     "mooncake" => Self::Mooncake,
 });
-names!(Preset, "azure-code or azure-conv", {
+names!(Preset, "azure-code, azure-conv or mooncake", {
     "azure-code" => Self::AzureCode,
     "azure-conv" => Self::AzureConv,
+    "mooncake" => Self::Mooncake,
 });
 names!(DType, "f32, f16, bf16 or f8", {
     "f32" => Self::F32,

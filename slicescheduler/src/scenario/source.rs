@@ -3,7 +3,7 @@
 use super::{Scenario, Workload};
 use crate::workload::rng::Seed;
 use crate::workload::transform::Transform;
-use crate::workload::{ArrivalStream, Backlog, Generator, Lengths, Shift, WorkloadError};
+use crate::workload::{ArrivalStream, Backlog, Client, ClientOptions, Generator, Lengths, Shift, WorkloadError};
 
 /// The requests of one tenant.
 pub enum Source {
@@ -60,6 +60,19 @@ impl Scenario {
             Workload::Generated { preset, rate_scale, seed: own, lengths } => {
                 let records = Generator::new(*preset, seed(own)).map(Ok);
                 Source::Arrivals(Box::new(transform(*rate_scale, *lengths).apply(records)))
+            }
+            Workload::Client { file, preset, shift, window, rate_scale, seed: own, lengths } => {
+                let windows = file.windows()?;
+                let length = window.times(windows.len() as u64);
+                let start = [*shift, Shift::seeded(self.seed)].map(|shift| shift.share_of(length)).iter().sum::<f64>();
+                let options = ClientOptions {
+                    start: start - libm::floor(start),
+                    window: *window,
+                    rate_scale: *rate_scale,
+                    lengths: *preset,
+                };
+                let records = Client::new(windows, options, seed(own)).map(Ok);
+                Source::Arrivals(Box::new(transform(1.0, *lengths).apply(records)))
             }
             Workload::Backlog { preset, window, seed: own, lengths } => Source::Backlog {
                 requests: BacklogRequests { requests: Backlog::new(*preset, seed(own)), lengths: *lengths },

@@ -1,9 +1,10 @@
 //! From the file as written to a scenario: defaults, and everything that relates values.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::id::DeviceId;
@@ -16,10 +17,10 @@ use super::files::candidates;
 use super::raw::{Factor, NameOr, RawCluster, RawContainer, RawEngine, RawLink, RawModel, RawPolicy, RawScenario};
 use super::raw::{RawSlo, RawTenant, RawWorkload, Text};
 use super::{
-    ClusterSpec, ContainerSpec, EngineLimits, LinkOverride, Location, MODELS, NodeSpec, POLICIES, PolicySpec, Scenario,
-    ScenarioError, Tenant, Workload, named_model,
+    ClusterSpec, ContainerSpec, EngineLimits, LinkOverride, Location, MODELS, ModelSpec, NodeSpec, POLICIES,
+    PolicySpec, Scenario, ScenarioError, Tenant, Workload, named_model,
 };
-use crate::workload::{Lengths, MAX_TOKENS, Shift, TraceFile};
+use crate::workload::{ClientFile, Lengths, MAX_TOKENS, Shift, TraceFile};
 
 /// Devices in a cluster: as many as routes between all of them are computed for in a second or two.
 const MOST_DEVICES: u64 = 1 << 10;
@@ -32,6 +33,8 @@ pub(super) struct Validator<'a> {
     pub(super) file: &'a Path,
     pub(super) text: &'a str,
     pub(super) data_dir: Option<&'a Path>,
+    /// Where stand-ins of missing traces are noted; without it a missing trace is an error.
+    pub(super) stand_ins: Option<&'a RefCell<Vec<String>>>,
 }
 
 /// The devices of the cluster, and which tenants have them.
@@ -39,6 +42,9 @@ struct Devices<'t> {
     total: usize,
     owners: BTreeMap<u32, &'t str>,
 }
+
+/// Where requests may come from.
+const ONE_SOURCE: &str = "one of trace, clients, generator and backlog";
 
 type Checked<T> = Result<T, ScenarioError>;
 
@@ -203,13 +209,13 @@ impl Validator<'_> {
         Ok(ContainerSpec { devices, layout: raw.layout.map(|layout| layout.0).unwrap_or_default() })
     }
 
-    fn model(&self, key: &str, raw: &Spanned<NameOr<RawModel>>) -> Checked<DenseSpec> {
+    fn model(&self, key: &str, raw: &Spanned<NameOr<RawModel>>) -> Checked<ModelSpec> {
         match raw.get_ref() {
             NameOr::Name(name) => named_model(name).ok_or_else(|| {
                 let expected = format!("one of {}, or a table of dimensions", MODELS.join(", "));
                 self.error(raw.span(), key, quoted(name), expected)
             }),
-            NameOr::Table(model) => self.dimensions(key, model),
+            NameOr::Table(model) => self.dimensions(key, model).map(ModelSpec::from),
         }
     }
 
@@ -278,11 +284,32 @@ impl Validator<'_> {
             Some((name, span)) => Err(self.error(span, &format!("{key}.{name}"), "set", format!("none beside {kind}"))),
             None => Ok(()),
         };
+        let of_clients = [
+            ("client", span(&workload.client)),
+            ("like", span(&workload.like)),
+            ("window_time", span(&workload.window_time)),
+        ];
+        if let Some(clients) = &workload.clients {
+            let others = [span(&workload.trace), span(&workload.generator), span(&workload.backlog)];
+            if others.iter().any(Option::is_some) {
+                return Err(self.error(raw.span(), key, "more than one", ONE_SOURCE));
+            }
+            foreign("clients", &[("window", span(&workload.window)), ("format", span(&workload.format))])?;
+            return self.client(key, raw, clients, lengths);
+        }
+        foreign("another source than clients", &of_clients)?;
         match (&workload.trace, &workload.generator, &workload.backlog) {
             (Some(trace), None, None) => {
                 foreign("trace", &[("window", span(&workload.window)), ("seed", span(&workload.seed))])?;
                 let shift = workload.shift.as_ref().map_or(Shift::NONE, |shift| shift.get_ref().0);
-                Ok(Workload::Trace { file: self.trace(key, trace, workload)?, shift, rate_scale, lengths })
+                match (self.trace(key, trace, workload), &workload.stand_in, self.stand_ins) {
+                    (Err(ScenarioError::MissingTrace { .. }), Some(stand_in), Some(noted)) => {
+                        noted.borrow_mut().push(trace.get_ref().clone());
+                        let seed = Some(shift_seed(shift));
+                        Ok(Workload::Generated { preset: stand_in.get_ref().0, rate_scale, seed, lengths })
+                    }
+                    (file, _, _) => Ok(Workload::Trace { file: file?, shift, rate_scale, lengths }),
+                }
             }
             (None, Some(generator), None) => {
                 foreign(
@@ -291,6 +318,7 @@ impl Validator<'_> {
                         ("window", span(&workload.window)),
                         ("format", span(&workload.format)),
                         ("shift", span(&workload.shift)),
+                        ("stand_in", span(&workload.stand_in)),
                     ],
                 )?;
                 Ok(Workload::Generated { preset: generator.get_ref().0, rate_scale, seed, lengths })
@@ -301,6 +329,7 @@ impl Validator<'_> {
                     &[
                         ("format", span(&workload.format)),
                         ("shift", span(&workload.shift)),
+                        ("stand_in", span(&workload.stand_in)),
                         ("rate_scale", span(&workload.rate_scale)),
                     ],
                 )?;
@@ -320,8 +349,44 @@ impl Validator<'_> {
                 };
                 Ok(Workload::Backlog { preset: backlog.get_ref().0, window, seed, lengths })
             }
-            (None, None, None) => Err(self.error(raw.span(), key, "none", "one of trace, generator and backlog")),
-            _ => Err(self.error(raw.span(), key, "more than one", "one of trace, generator and backlog")),
+            (None, None, None) => Err(self.error(raw.span(), key, "none", ONE_SOURCE)),
+            _ => Err(self.error(raw.span(), key, "more than one", ONE_SOURCE)),
+        }
+    }
+
+    fn client(
+        &self,
+        key: &str,
+        raw: &Spanned<RawWorkload>,
+        clients: &Spanned<String>,
+        lengths: Lengths,
+    ) -> Checked<Workload> {
+        let workload = raw.get_ref();
+        let missing =
+            |name: &str, expected: &str| self.error(raw.span(), &format!("{key}.{name}"), "missing", expected);
+        let client = workload.client.as_ref().ok_or_else(|| missing("client", "the number of a client"))?;
+        let like = workload.like.as_ref().ok_or_else(|| missing("like", "azure-code, azure-conv or mooncake"))?;
+        let window = match &workload.window_time {
+            None => Nanos::secs(600),
+            Some(window) => self.positive(&format!("{key}.window_time"), window)?,
+        };
+        let shift = workload.shift.as_ref().map_or(Shift::NONE, |shift| shift.get_ref().0);
+        let rate_scale = workload.rate_scale.as_ref().map_or(1.0, |scale| scale.get_ref().0);
+        let seed = workload.seed.as_ref().map(|seed| *seed.get_ref());
+        match (self.find(key, "clients", clients), &workload.stand_in, self.stand_ins) {
+            (Err(ScenarioError::MissingTrace { .. }), Some(stand_in), Some(noted)) => {
+                noted.borrow_mut().push(clients.get_ref().clone());
+                Ok(Workload::Generated { preset: stand_in.get_ref().0, rate_scale: 1.0, seed, lengths })
+            }
+            (path, _, _) => Ok(Workload::Client {
+                file: ClientFile { path: path?, client: *client.get_ref() },
+                preset: like.get_ref().0,
+                shift,
+                window,
+                rate_scale,
+                seed,
+                lengths,
+            }),
         }
     }
 
@@ -329,13 +394,18 @@ impl Validator<'_> {
         let Some(format) = &workload.format else {
             return Err(self.error(trace.span(), &format!("{key}.format"), "missing", "azure or mooncake"));
         };
-        let named = Path::new(trace.get_ref());
+        Ok(TraceFile { path: self.find(key, "trace", trace)?, format: format.get_ref().0 })
+    }
+
+    /// The file that a workload names under `what`.
+    fn find(&self, key: &str, what: &str, file: &Spanned<String>) -> Checked<PathBuf> {
+        let named = Path::new(file.get_ref());
         let mut tried = candidates(named, self.file, self.data_dir);
         match tried.iter().position(|path| path.is_file()) {
-            Some(found) => Ok(TraceFile { path: tried.swap_remove(found), format: format.get_ref().0 }),
+            Some(found) => Ok(tried.swap_remove(found)),
             None => Err(ScenarioError::MissingTrace {
-                at: self.location(trace.span()),
-                key: format!("{key}.trace"),
+                at: self.location(file.span()),
+                key: format!("{key}.{what}"),
                 trace: named.into(),
                 tried,
             }),
@@ -399,6 +469,14 @@ impl Validator<'_> {
     fn error(&self, span: Range<usize>, key: &str, value: impl Display, expected: impl Into<String>) -> ScenarioError {
         let value = value.to_string();
         ScenarioError::Value { at: self.location(span), key: key.into(), value, expected: expected.into() }
+    }
+}
+
+/// The seed of a generator in place of a trace: equal for equal shifts.
+fn shift_seed(shift: Shift) -> u64 {
+    match shift {
+        Shift::Span(span) => span.get(),
+        Shift::Fraction(share) => (share * 1e6) as u64,
     }
 }
 

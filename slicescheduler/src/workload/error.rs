@@ -76,6 +76,14 @@ pub enum WorkloadError {
         /// What would be right.
         expected: String,
     },
+    /// An archive has no such client.
+    #[error("{}: no chunk-{client}-trace.csv in it: expected that of a client", file.display())]
+    NoClient {
+        /// The archive.
+        file: PathBuf,
+        /// The client.
+        client: u32,
+    },
     /// The file has no record.
     #[error("{}: no records: expected at least one", file.display())]
     Empty {

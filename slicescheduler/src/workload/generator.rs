@@ -80,18 +80,19 @@ impl Iterator for Backlog {
     }
 }
 
+/// Prompt and output lengths.
 #[derive(Clone, Debug)]
-struct LengthStream {
+pub(super) struct LengthStream {
     model: LengthModel,
     units: Stream,
 }
 
 impl LengthStream {
-    fn new(preset: Preset, seed: Seed) -> Self {
+    pub(super) fn new(preset: Preset, seed: Seed) -> Self {
         Self { model: preset.lengths(), units: Stream::new(seed.derive(LENGTHS)) }
     }
 
-    fn draw(&mut self) -> (u32, u32) {
+    pub(super) fn draw(&mut self) -> (u32, u32) {
         let prompt = self.model.prompt.at(self.units.unit());
         let output = self.model.output.at(self.units.unit());
         (prompt, output)

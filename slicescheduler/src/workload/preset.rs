@@ -1,6 +1,6 @@
-//! The constants that make the generator arrive like two production traces.
+//! The constants that make the generator arrive like production traces.
 //!
-//! Source of every figure: `AzureLLMInferenceTrace_code.csv` (8,819 requests in 3,436 s) and
+//! Source of the figures of code and conv: `AzureLLMInferenceTrace_code.csv` (8,819 requests in 3,436 s) and
 //! `AzureLLMInferenceTrace_conv.csv` (19,366 requests in 3,502 s) of AzurePublicDataset
 //! (CC-BY-4.0), as first measured in Patel et al., "Splitwise", ISCA 2024.
 //!
@@ -33,6 +33,8 @@ pub enum Preset {
     AzureCode,
     /// The Azure conversation trace: a steady stream, medium prompts and answers.
     AzureConv,
+    /// The Mooncake conversation trace: a steady stream, very long prompts.
+    Mooncake,
 }
 
 /// The lengths of requests.
@@ -50,13 +52,14 @@ pub struct Quantiles(&'static [(f64, u32)]);
 
 impl Preset {
     /// All presets.
-    pub const ALL: [Self; 2] = [Self::AzureCode, Self::AzureConv];
+    pub const ALL: [Self; 3] = [Self::AzureCode, Self::AzureConv, Self::Mooncake];
 
     /// The name in scenarios.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AzureCode => "azure-code",
             Self::AzureConv => "azure-conv",
+            Self::Mooncake => "mooncake",
         }
     }
 
@@ -65,6 +68,7 @@ impl Preset {
         match self {
             Self::AzureCode => CODE_RATE,
             Self::AzureConv => CONV_RATE,
+            Self::Mooncake => MOONCAKE_RATE,
         }
     }
 
@@ -73,6 +77,7 @@ impl Preset {
         match self {
             Self::AzureCode => LengthModel { prompt: CODE_PROMPT, output: CODE_OUTPUT },
             Self::AzureConv => LengthModel { prompt: CONV_PROMPT, output: CONV_OUTPUT },
+            Self::Mooncake => LengthModel { prompt: MOONCAKE_PROMPT, output: MOONCAKE_OUTPUT },
         }
     }
 }
@@ -122,6 +127,13 @@ const CONV_RATE: RateModel = RateModel {
     ],
 };
 
+/// `mooncake_conversation_trace.jsonl` (12,031 requests in 3,537 s; Qin et al., "Mooncake", FAST 2025). Its
+/// times are those of steps of three seconds; the generator spreads them.
+const MOONCAKE_RATE: RateModel = RateModel {
+    mean_per_second: 3.4015,
+    levels: &[Level { window: Nanos::secs(50), active: 1.0, spread: 0.1, deck: 10 }],
+};
+
 #[rustfmt::skip]
 const CODE_PROMPT: Quantiles = Quantiles(&[
     (0.0, 3), (0.02, 35), (0.05, 75), (0.1, 147), (0.15, 232), (0.2, 386), (0.25, 578), (0.3, 770), (0.35, 938),
@@ -152,18 +164,41 @@ const CONV_OUTPUT: Quantiles = Quantiles(&[
     (0.999, 954), (1.0, 1000),
 ]);
 
+#[rustfmt::skip]
+const MOONCAKE_PROMPT: Quantiles = Quantiles(&[
+    (0.0, 891), (0.02, 896), (0.05, 901), (0.1, 964), (0.15, 1261), (0.2, 1662), (0.25, 2306), (0.3, 3263),
+    (0.35, 4250), (0.4, 4993), (0.45, 5870), (0.5, 6909), (0.55, 8187), (0.6, 9570), (0.65, 11239), (0.7, 13196),
+    (0.75, 15368), (0.8, 17869), (0.85, 21467), (0.9, 27367), (0.925, 31521), (0.95, 39552), (0.97, 52219),
+    (0.98, 66484), (0.99, 85401), (0.995, 100886), (0.9975, 117917), (0.999, 121301), (1.0, 126195),
+]);
+
+#[rustfmt::skip]
+const MOONCAKE_OUTPUT: Quantiles = Quantiles(&[
+    (0.0, 1), (0.02, 3), (0.05, 10), (0.1, 24), (0.15, 46), (0.2, 100), (0.25, 156), (0.3, 213), (0.35, 256),
+    (0.4, 291), (0.45, 322), (0.5, 350), (0.55, 375), (0.6, 399), (0.65, 423), (0.7, 447), (0.75, 472), (0.8, 504),
+    (0.85, 543), (0.9, 597), (0.925, 639), (0.95, 698), (0.97, 802), (0.98, 893), (0.99, 1120), (0.995, 1570),
+    (0.9975, 1998), (1.0, 2000),
+]);
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    // Means of the traces: 2047.8 and 27.9 tokens (code), 1154.7 and 211.1 tokens (conv).
+    // Means of the traces: 2047.8 and 27.9 tokens (code), 1154.7 and 211.1 tokens (conv), 12035.1 and 342.6
+    // (Mooncake).
     #[test]
     fn mean_lengths_are_those_of_the_traces_within_two_percent() {
         let code = Preset::AzureCode.lengths();
         let conv = Preset::AzureConv.lengths();
-        for (quantiles, mean) in
-            [(code.prompt, 2047.8), (code.output, 27.9), (conv.prompt, 1154.7), (conv.output, 211.1)]
-        {
+        let mooncake = Preset::Mooncake.lengths();
+        for (quantiles, mean) in [
+            (code.prompt, 2047.8),
+            (code.output, 27.9),
+            (conv.prompt, 1154.7),
+            (conv.output, 211.1),
+            (mooncake.prompt, 12035.1),
+            (mooncake.output, 342.6),
+        ] {
             let ratio = quantiles.mean() / mean;
             assert!((0.98..1.02).contains(&ratio), "{ratio}");
         }

@@ -53,6 +53,11 @@ impl Shift {
         self.within(Nanos::MAX).is_zero()
     }
 
+    /// The shift as a share of a trace of this length, in [0, 1).
+    pub fn share_of(self, length: Nanos) -> f64 {
+        self.within(length).as_secs_f64() / length.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
     fn within(self, length: Nanos) -> Nanos {
         match self {
             Self::Span(span) => Nanos(span.0.checked_rem(length.0).unwrap_or(0)),

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::report::{RunRecord, Summary, figure};
 
 /// Shows a string as text or as a quoted attribute of HTML.
-pub(super) struct Escaped<'a>(pub(super) &'a str);
+pub(crate) struct Escaped<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,0 +1,155 @@
+//! The program `evaluate` from outside: what it refuses, what it writes, and that an interruption does
+//! not show.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const SUITE: &str = r#"
+seeds = [1, 2]
+
+[[experiments]]
+name = "small"
+group = "workload"
+scenario = "two"
+rates = [1.0, 2.0]
+policies = ["static", "slice-fill"]
+capacity = { least = 1.0, most = 2.0 }
+
+[[experiments]]
+name = "noise"
+group = "ablation"
+scenario = "two"
+policies = ["slice-fill"]
+variants = [{ name = "none", operator_noise_percent = 0, iteration_noise_percent = 0 }]
+
+[[unsupported]]
+what = "magic"
+why = "there is none"
+"#;
+
+const SCENARIO: &str = r#"
+duration = "3s"
+policies = ["static"]
+
+[cluster]
+nodes = [{ devices = 2, kind = "h100-sxm" }]
+
+[[tenants]]
+name = "chat"
+class = "latency-sensitive"
+model = "llama3-8b"
+slo = { ttft = "400ms", tpot = "40ms" }
+container = { devices = [0] }
+workload = { trace = "trace.csv", format = "azure", stand_in = "azure-conv" }
+
+[[tenants]]
+name = "batch"
+class = "best-effort"
+model = "llama3-8b"
+container = { devices = [1] }
+workload = { backlog = "azure-conv", window = 8 }
+"#;
+
+/// An empty folder with a suite and its scenario.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("evaluate").join(name);
+    fs::remove_dir_all(&folder).ok();
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("suite.toml"), SUITE).unwrap();
+    fs::write(folder.join("two.toml"), SCENARIO).unwrap();
+    folder
+}
+
+fn command(folder: &Path, out: &str, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_evaluate"));
+    command.env("CARGO_TARGET_DIR", folder.join("target"));
+    command.arg("--suite").arg(folder.join("suite.toml")).arg("--out").arg(folder.join(out)).args(more);
+    command
+}
+
+fn accepted(folder: &Path, out: &str, more: &[&str]) -> String {
+    let Output { status, stdout, stderr } = command(folder, out, more).output().unwrap();
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    String::from_utf8(stdout).unwrap()
+}
+
+fn refused(folder: &Path, more: &[&str]) -> String {
+    let Output { status, stderr, .. } = command(folder, "out", more).output().unwrap();
+    assert_eq!(status.code(), Some(2));
+    String::from_utf8(stderr).unwrap()
+}
+
+fn results(folder: &Path, out: &str) -> Vec<u8> {
+    fs::read(folder.join(out).join("results.json")).unwrap()
+}
+
+#[test]
+fn files_and_tables_say_what_ran_and_what_did_not() {
+    let folder = folder("whole");
+    let printed = accepted(&folder, "out", &["--jobs", "2"]);
+    for part in
+        ["simulated", "small, rate 2", "slice-fill", "capacity", "targets", "magic", "there is none", "trace.csv"]
+    {
+        assert!(printed.contains(part), "no {part} in {printed}");
+    }
+    let value: Value = serde_json::from_slice(&results(&folder, "out")).unwrap();
+    assert_eq!(
+        (value["points"].as_array().unwrap().len(), &value["stand_ins"]),
+        (3, &serde_json::json!(["trace.csv"]))
+    );
+    let first = &value["points"][0]["policies"][1];
+    assert_eq!((&first["policy"], first["over_static"]["tokens"]["samples"].as_u64()), (&"slice-fill".into(), Some(2)));
+    assert!(value["capacities"][0]["policies"][0]["tried"].as_array().unwrap().len() >= 2);
+    let page = fs::read_to_string(folder.join("out/report.html")).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.contains("<svg") && page.trim_end().ends_with("</html>"));
+    for external in ["src=", "<link", "@import", "url(", "https://", "<script"] {
+        assert!(!page.contains(external), "the page has {external}");
+    }
+    let targets: Value =
+        serde_json::from_slice(&fs::read(folder.join("target/targets/scheduler.json")).unwrap()).unwrap();
+    assert!(targets.as_array().unwrap().iter().any(|row| row["name"] == "memory violations, in all runs"));
+}
+
+#[test]
+fn an_evaluation_that_was_killed_goes_on_and_gives_the_same_file() {
+    let folder = folder("killed");
+    accepted(&folder, "whole", &["--jobs", "1"]);
+    let runs = folder.join("parts/runs");
+    let kept = || fs::read_dir(&runs).map_or(0, |files| files.count());
+    let mut child = command(&folder, "parts", &["--jobs", "1"]).stdout(std::process::Stdio::null()).spawn().unwrap();
+    while kept() < 2 && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    child.kill().ok();
+    child.wait().unwrap();
+    // A result that was cut short, as by a full disk.
+    let damaged = fs::read_dir(&runs).unwrap().next().unwrap().unwrap().path();
+    fs::write(&damaged, "{\"schema\":1,").unwrap();
+    accepted(&folder, "parts", &["--jobs", "2"]);
+    assert!(results(&folder, "whole") == results(&folder, "parts"));
+    let again = accepted(&folder, "parts", &[]);
+    assert!(again.contains("\n0 runs made"), "{again}");
+}
+
+#[test]
+fn what_cannot_be_evaluated_is_refused_with_its_name() {
+    let folder = folder("refused");
+    assert!(refused(&folder, &["--data", "/nowhere"]).contains("/nowhere: is not a folder"));
+    assert!(refused(&folder, &["--only", "medium"]).contains("there is no experiment \"medium\""));
+    assert!(refused(&folder, &["--jobs", "0"]).contains("0"));
+    fs::write(folder.join("two.toml"), SCENARIO.replace("h100-sxm", "h101")).unwrap();
+    let refusal = refused(&folder, &[]);
+    assert!(refusal.contains("two.toml:6:") && refusal.contains("h101"), "{refusal}");
+    fs::remove_file(folder.join("two.toml")).unwrap();
+    assert!(refused(&folder, &[]).contains("two.toml: cannot be read"));
+    fs::write(folder.join("suite.toml"), SUITE.replace("rates", "speeds")).unwrap();
+    assert!(refused(&folder, &[]).contains("unknown field `speeds`"));
+    fs::write(folder.join("out"), "a file").unwrap();
+    fs::write(folder.join("suite.toml"), SUITE).unwrap();
+    assert!(refused(&folder, &[]).contains("out"));
+}

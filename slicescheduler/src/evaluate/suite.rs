@@ -1,0 +1,382 @@
+//! What is evaluated: experiments over scenarios, rates, seeds and conditions.
+//!
+//! A suite is a TOML file:
+//!
+//! ```toml
+//! seeds = [1, 2, 3]              # circular shifts of traces, new starts of generators
+//! tolerance = 0.09               # optional; share of late requests at which capacity ends
+//!
+//! [tuning]                       # optional: every baseline with parameters, the same effort
+//! scenarios = ["azure-4"]
+//! seeds = [101]                  # none of those above
+//! evaluations = 6                # settings that are tried for each policy
+//! duration = "2m"
+//!
+//! [[experiments]]
+//! name = "azure-4"
+//! group = "workload"             # workload, regime or ablation
+//! scenario = "azure-4"           # the file azure-4.toml
+//! duration = "4m"
+//! warm_up = "20s"
+//! rates = [1.0, 2.0, 4.0]
+//! seeds = 2                      # the first two of those above; all of them if absent
+//! policies = ["static", "slice-fill"]       # every policy if absent
+//! capacity = { least = 0.5, most = 8.0 }    # where to search; not searched if absent
+//! variants = [{ name = "strict", lending = "strict" }, { name = "unshifted", unshifted = true }]
+//! ```
+
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::evaluate::EvaluateError;
+use crate::evaluate::conditions::Conditions;
+use crate::replay::policy_names;
+use crate::scenario::Scenario;
+
+/// A set of experiments.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Suite {
+    /// The seeds that are reported.
+    pub seeds: Vec<u64>,
+    /// How baselines get their settings; they keep the usual ones if absent.
+    #[serde(default)]
+    pub tuning: Option<Tuning>,
+    /// What is run.
+    pub experiments: Vec<Experiment>,
+    /// What targets ask for and nothing here can show yet, and why.
+    #[serde(default)]
+    pub unsupported: Vec<Unsupported>,
+}
+
+/// How the settings of baselines are found.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Tuning {
+    /// On what.
+    pub scenarios: Vec<String>,
+    /// With which seeds: none that is reported.
+    pub seeds: Vec<u64>,
+    /// Settings tried for each policy that has any, the usual one included.
+    pub evaluations: usize,
+    /// How long requests arrive.
+    pub duration: String,
+    /// Factor on every arrival rate.
+    #[serde(default = "one")]
+    pub rate: f64,
+}
+
+/// What an experiment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Group {
+    /// A workload that somebody has: the headline.
+    Workload,
+    /// A workload on which slicing is hard, or cannot help.
+    Regime,
+    /// A part of the method taken away, or a parameter of the world varied.
+    Ablation,
+}
+
+/// One scenario, run in several ways.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Experiment {
+    /// Its name, unique in the suite.
+    pub name: String,
+    /// What it is for.
+    pub group: Group,
+    /// The scenario, by name.
+    pub scenario: String,
+    /// How long requests arrive; as the scenario says if absent.
+    #[serde(default)]
+    pub duration: Option<String>,
+    /// The first part, which is not measured; as the scenario says if absent.
+    #[serde(default)]
+    pub warm_up: Option<String>,
+    /// Factors on every arrival rate.
+    #[serde(default = "just_one")]
+    pub rates: Vec<f64>,
+    /// How many of the suite's seeds are run; all if absent.
+    #[serde(default)]
+    pub seeds: Option<usize>,
+    /// Which policies run; every one if absent. Ratios are to the static containers.
+    #[serde(default)]
+    pub policies: Option<Vec<String>>,
+    /// Where the greatest rate that a policy can serve is searched.
+    #[serde(default)]
+    pub capacity: Option<Span>,
+    /// The ways in which it is run; unchanged if absent.
+    #[serde(default)]
+    pub variants: Vec<Conditions>,
+}
+
+/// Rates between which a capacity is searched.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Span {
+    /// The least that is tried.
+    pub least: f64,
+    /// The greatest that is tried.
+    pub most: f64,
+}
+
+/// Something that cannot be shown.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Unsupported {
+    /// What.
+    pub what: String,
+    /// Why not.
+    pub why: String,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn just_one() -> Vec<f64> {
+    vec![1.0]
+}
+
+/// The rates that a scenario can be run at.
+const RATES: RangeInclusive<f64> = 1e-3..=1e3;
+
+/// The most runs of an experiment: a slip of the pen rather than an evaluation.
+const MOST_RUNS: usize = 100_000;
+
+impl Suite {
+    /// Reads a suite; `file` is its name in messages.
+    ///
+    /// # Errors
+    /// [`EvaluateError::Suite`] for the first thing that is wrong.
+    pub fn parse(text: &str, file: &Path) -> Result<Self, EvaluateError> {
+        let wrong = |message: String| EvaluateError::Suite { file: file.to_owned(), message };
+        let mut suite: Self = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        for experiment in &mut suite.experiments {
+            if experiment.variants.is_empty() {
+                experiment.variants.push(Conditions::default());
+            }
+        }
+        suite.check().map_err(wrong)?;
+        Ok(suite)
+    }
+
+    /// Keeps the experiments called `name`, or of the group of that name.
+    ///
+    /// # Errors
+    /// [`EvaluateError::Suite`] if there are none.
+    pub fn keep_only(&mut self, name: &str, file: &Path) -> Result<(), EvaluateError> {
+        let group = |experiment: &Experiment| format!("{:?}", experiment.group).to_lowercase() == name;
+        let known: Vec<String> = self.experiments.iter().map(|experiment| experiment.name.clone()).collect();
+        self.experiments.retain(|experiment| experiment.name == name || group(experiment));
+        if self.experiments.is_empty() {
+            let message = format!(
+                "there is no experiment {name:?}: expected workload, regime, ablation or one of {}",
+                known.join(", ")
+            );
+            return Err(EvaluateError::Suite { file: file.to_owned(), message });
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.seeds.is_empty() || self.experiments.is_empty() {
+            return Err("expected at least one seed and one experiment".into());
+        }
+        let mut names = BTreeSet::new();
+        for experiment in &self.experiments {
+            experiment.check(self.seeds.len())?;
+            if !names.insert(&experiment.name) {
+                return Err(format!("there are two experiments {:?}: expected names of their own", experiment.name));
+            }
+        }
+        match &self.tuning {
+            Some(tuning) => tuning.check(&self.seeds),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Tuning {
+    fn check(&self, reported: &[u64]) -> Result<(), String> {
+        if let Some(seed) = self.seeds.iter().find(|seed| reported.contains(seed)) {
+            return Err(format!("tuning has seed {seed}, which is reported: expected others"));
+        }
+        if self.seeds.is_empty() || self.scenarios.is_empty() || !(1..=10_000).contains(&self.evaluations) {
+            return Err("tuning: expected at least one seed and one scenario, and 1 to 10000 evaluations".into());
+        }
+        rate(self.rate)
+    }
+}
+
+impl Experiment {
+    /// The seeds of `all` that it runs with.
+    pub fn seeds_of<'a>(&self, all: &'a [u64]) -> &'a [u64] {
+        let count = self.seeds.unwrap_or(all.len()).min(all.len());
+        all.get(..count).unwrap_or(all)
+    }
+
+    /// The policies that it runs.
+    pub fn policies(&self) -> Vec<String> {
+        self.policies.clone().unwrap_or_else(|| policy_names().iter().map(|name| (*name).to_owned()).collect())
+    }
+
+    fn check(&self, seeds: usize) -> Result<(), String> {
+        let wrong = |what: String| Err(format!("experiment {:?}: {what}", self.name));
+        if self.name.trim().is_empty() || self.rates.is_empty() || self.seeds == Some(0) {
+            return wrong("expected a name, a rate and a seed".into());
+        }
+        for &value in &self.rates {
+            rate(value).or_else(wrong)?;
+        }
+        if self.seeds.is_some_and(|count| count > seeds) {
+            return wrong(format!("expected at most the {seeds} seeds of the suite"));
+        }
+        let policies = self.policies();
+        if let Some(unknown) = policies.iter().find(|name| !policy_names().contains(&name.as_str())) {
+            return wrong(format!("policy {unknown:?}: expected one of {}", policy_names().join(", ")));
+        }
+        if policies.is_empty() || policies.iter().collect::<BTreeSet<_>>().len() < policies.len() {
+            return wrong("expected at least one policy, each once".into());
+        }
+        if let Some(Span { least, most }) = self.capacity {
+            rate(least).or_else(wrong)?;
+            rate(most).or_else(wrong)?;
+            if least >= most {
+                return wrong(format!("capacity from {least} to {most}: expected least below most"));
+            }
+        }
+        let mut names = BTreeSet::new();
+        for variant in &self.variants {
+            if !names.insert(&variant.name) {
+                return wrong(format!("there are two variants {:?}: expected names of their own", variant.name));
+            }
+            if let Some(objection) = variant.objection() {
+                return wrong(format!("variant {:?}: {objection}", variant.name));
+            }
+        }
+        if self.rates.len() * seeds * policies.len() * self.variants.len() > MOST_RUNS {
+            return wrong(format!("more than {MOST_RUNS} runs"));
+        }
+        Ok(())
+    }
+}
+
+fn rate(value: f64) -> Result<(), String> {
+    match RATES.contains(&value) {
+        true => Ok(()),
+        false => Err(format!("rate {value}: expected a number from {} to {}", RATES.start(), RATES.end())),
+    }
+}
+
+/// Where scenarios come from.
+pub trait Scenarios {
+    /// The text of a scenario and the file that it is from, for messages and for paths in it.
+    ///
+    /// # Errors
+    /// [`EvaluateError::Read`] if there is none.
+    fn text(&self, name: &str) -> Result<(PathBuf, String), EvaluateError>;
+}
+
+/// Scenario files of one folder.
+#[derive(Clone, Debug)]
+pub struct Folder(pub PathBuf);
+
+impl Scenarios for Folder {
+    fn text(&self, name: &str) -> Result<(PathBuf, String), EvaluateError> {
+        let file = self.0.join(format!("{name}.toml"));
+        match std::fs::read_to_string(&file) {
+            Ok(text) => Ok((file, text)),
+            Err(source) => Err(EvaluateError::Read { file, source }),
+        }
+    }
+}
+
+/// A scenario with, for each trace that is not there, the generator that stands in for it.
+pub(super) fn scenario(
+    from: &dyn Scenarios,
+    name: &str,
+    data: Option<&Path>,
+) -> Result<(Scenario, Vec<String>), EvaluateError> {
+    let (file, text) = from.text(name)?;
+    Ok(Scenario::parse_or_generate(&text, &file, data)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = r#"
+        seeds = [1, 2]
+
+        [tuning]
+        scenarios = ["a"]
+        seeds = [101]
+        evaluations = 3
+        duration = "1m"
+
+        [[experiments]]
+        name = "one"
+        group = "workload"
+        scenario = "a"
+        rates = [1.0, 2.0]
+        seeds = 1
+        policies = ["static", "slice-fill"]
+        capacity = { least = 0.5, most = 4.0 }
+        variants = [{ name = "tight", ttft_ms = 100 }]
+
+        [[experiments]]
+        name = "two"
+        group = "ablation"
+        scenario = "b"
+    "#;
+
+    fn parse(text: &str) -> Result<Suite, String> {
+        Suite::parse(text, Path::new("small.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_absent_is_every_policy_every_seed_and_the_own_rate() {
+        let suite = parse(SMALL).unwrap();
+        let [one, two] = suite.experiments.as_slice() else { panic!("two experiments") };
+        assert_eq!((one.seeds_of(&suite.seeds), two.seeds_of(&suite.seeds)), (&[1][..], &[1, 2][..]));
+        assert_eq!((one.policies().len(), two.policies().len()), (2, policy_names().len()));
+        assert_eq!((two.rates.as_slice(), two.variants.len()), (&[1.0][..], 1));
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_refused_with_its_experiment() {
+        for (old, new, message) in [
+            ("seeds = [101]", "seeds = [2]", "small.toml: tuning has seed 2, which is reported: expected others"),
+            ("name = \"two\"", "name = \"one\"", "there are two experiments \"one\": expected names of their own"),
+            ("rates = [1.0, 2.0]", "rates = [0.0]", "experiment \"one\": rate 0: expected a number from 0.001 to 1000"),
+            ("least = 0.5", "least = 5.0", "capacity from 5 to 4: expected least below most"),
+            ("\"static\"", "\"magic\"", "policy \"magic\": expected one of static,"),
+            ("ttft_ms = 100", "ttft_ms = 0", "variant \"tight\": times are from 1 ms to one hour"),
+            ("ttft_ms = 100", "tfft_ms = 100", "unknown field `tfft_ms`"),
+            ("seeds = 1\n", "seeds = 3\n", "expected at most the 2 seeds of the suite"),
+        ] {
+            assert!(SMALL.contains(old), "{old}");
+            let refusal = parse(&SMALL.replace(old, new)).unwrap_err();
+            assert!(refusal.contains(message), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn experiments_are_kept_by_name_and_by_group() {
+        let kept = |name: &str| {
+            let mut suite = parse(SMALL).unwrap();
+            suite.keep_only(name, Path::new("small.toml")).map(|()| suite.experiments.len())
+        };
+        assert_eq!((kept("two").unwrap(), kept("workload").unwrap()), (1, 1));
+        let refusal = kept("three").unwrap_err().to_string();
+        assert_eq!(
+            refusal,
+            "small.toml: there is no experiment \"three\": expected workload, regime, ablation or one of one, two"
+        );
+    }
+}

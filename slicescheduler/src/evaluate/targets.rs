@@ -1,0 +1,213 @@
+//! What is to be reached, as rows: a name that stays, a figure, and its bound.
+
+use serde::{Deserialize, Serialize};
+
+use crate::evaluate::results::{Capacities, Evaluation, OURS, Point, Policy};
+use crate::evaluate::statistics::geometric_mean;
+use crate::evaluate::suite::Group;
+
+/// A figure beside what it should be.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Row {
+    /// Which; stable.
+    pub name: String,
+    /// The figure.
+    pub value: f64,
+    /// Its unit.
+    pub unit: String,
+    /// What is to be reached.
+    pub bound: f64,
+    /// True if more is better.
+    pub more_is_better: bool,
+    /// Of whom else, and their figure.
+    pub peer: Option<(String, f64)>,
+}
+
+impl Row {
+    /// True if the bound is reached.
+    pub fn is_met(&self) -> bool {
+        if self.more_is_better { self.value >= self.bound } else { self.value <= self.bound }
+    }
+}
+
+/// Slices exist where owners leave at least this share of device time idle.
+const SLICES: f64 = 0.2;
+
+/// A latency may grow by this, in milliseconds, whatever it is: the time of the guest's operator that is
+/// beyond recall.
+const GUEST_OPERATOR_MS: f64 = 0.3;
+
+/// The rate of a workload itself.
+const OWN_RATE: f64 = 1.0;
+
+/// The rows that can be computed from what was run. Rows of experiments that were not run are absent.
+pub(super) fn rows(evaluation: &Evaluation) -> Vec<Row> {
+    let mut rows = Rows(Vec::new());
+    for (mode, strict) in [("slo_slack", false), ("strict", true)] {
+        let ratios = workloads(evaluation).filter(|point| point.strict == strict && has_slices(point));
+        let ratios: Vec<f64> = ratios.filter_map(|point| Some(over_static(point)?.0)).collect();
+        rows.at_least(
+            format!("{mode}: tokens over static, geometric mean"),
+            geometric_mean(ratios.iter().copied()),
+            1.8,
+        );
+        rows.at_least(format!("{mode}: tokens over static, best case"), greatest(ratios), 2.29);
+    }
+    let parts: Vec<[f64; 3]> = workloads(evaluation).filter_map(|point| Some(over_static(point)?.1)).collect();
+    for (index, part) in ["input", "output", "FLOP-weighted"].into_iter().enumerate() {
+        rows.at_least(format!("{part} tokens over static, least"), least(parts.iter().map(|part| part[index])), 0.98);
+    }
+    let saturated = evaluation.points.iter().filter(|point| point.experiment == "saturated");
+    rows.at_least(
+        "every tenant saturated: tokens over static, least".into(),
+        least(saturated.filter_map(|point| Some(over_static(point)?.0))),
+        0.98,
+    );
+    over_baselines(evaluation, &mut rows);
+    service_levels(evaluation, &mut rows);
+    let everywhere = evaluation.points.iter().filter_map(|point| point.of(OURS));
+    let violations: u64 = everywhere.map(|ours| ours.memory_violations).sum();
+    rows.at_most("memory violations, in all runs".into(), Some(violations as f64), 0.0, "violations");
+    rows.at_least(
+        "strict: best-effort tokens over (idle device time x best-effort rate of its own devices)".into(),
+        geometric_mean(workloads(evaluation).filter(|point| point.strict).filter_map(strict_efficiency)),
+        0.92,
+    );
+    rows.0
+}
+
+fn workloads(evaluation: &Evaluation) -> impl Iterator<Item = &Point> {
+    evaluation.points.iter().filter(|point| point.group == Group::Workload)
+}
+
+fn has_slices(point: &Point) -> bool {
+    point.of("static").is_some_and(|fixed| fixed.idle >= SLICES)
+}
+
+/// Tokens, and input, output and FLOP-weighted tokens, of ours over static containers.
+fn over_static(point: &Point) -> Option<(f64, [f64; 3])> {
+    let ratios = point.of(OURS)?.over_static?;
+    Some((ratios.tokens.mean, [ratios.input, ratios.output, ratios.flop_weighted]))
+}
+
+fn over_baselines(evaluation: &Evaluation, rows: &mut Rows) {
+    let over = |point: &Point, keeps: fn(&Policy, &Policy) -> bool| -> Option<(f64, String)> {
+        let (ours, fixed) = (point.of(OURS)?, point.of("static")?);
+        let others = point.policies.iter().filter(|theirs| theirs.policy != OURS && keeps(theirs, fixed));
+        let best = others.max_by(|one, other| one.tokens.mean.total_cmp(&other.tokens.mean))?;
+        Some((ours.tokens.mean / best.tokens.mean, best.policy.clone()))
+    };
+    let any: Vec<_> = workloads(evaluation).filter_map(|point| over(point, |_, _| true)).collect();
+    let kept = |theirs: &Policy, fixed: &Policy| theirs.violations <= 0.09_f64.max(fixed.violations + 0.01);
+    let good: Vec<_> = workloads(evaluation).filter_map(|point| over(point, kept)).collect();
+    for (of, ratios) in [("the best tuned baseline", &any), ("the best that keeps the service level", &good)] {
+        rows.at_least(format!("tokens over {of}, least"), least(ratios.iter().map(|(ratio, _)| *ratio)), 1.0);
+        rows.at_least(
+            format!("tokens over {of}, geometric mean"),
+            geometric_mean(ratios.iter().map(|(ratio, _)| *ratio)),
+            1.1,
+        );
+    }
+    for (limit, of) in [("9 %", false), ("1 %", true)] {
+        let ratios: Vec<f64> = evaluation.capacities.iter().filter_map(|all| capacity_ratio(all, of)).collect();
+        rows.at_least(
+            format!("capacity at {limit} over the best tuned baseline, least"),
+            least(ratios.iter().copied()),
+            1.0,
+        );
+        rows.at_least(
+            format!("capacity at {limit} over the best tuned baseline, geometric mean"),
+            geometric_mean(ratios),
+            1.2,
+        );
+    }
+}
+
+/// Our capacity over the greatest of the others.
+fn capacity_ratio(all: &Capacities, one_percent: bool) -> Option<f64> {
+    let of = |policy: &crate::evaluate::Capacity| if one_percent { policy.at_1_percent } else { policy.at_9_percent };
+    let ours = of(all.policies.iter().find(|policy| policy.policy == OURS)?)?;
+    let others = all.policies.iter().filter(|policy| policy.policy != OURS).filter_map(of);
+    Some(ours / greatest(others)?)
+}
+
+fn service_levels(evaluation: &Evaluation, rows: &mut Rows) {
+    let own = || workloads(evaluation).filter(|point| point.rate == OWN_RATE);
+    let pairs = || own().filter_map(|point| Some((point.of(OURS)?, point.of("static")?)));
+    rows.at_most(
+        "violations of the worst tenant at the workload's own rate".into(),
+        greatest(pairs().map(|(ours, _)| 100.0 * ours.violations)),
+        9.0,
+        "%",
+    );
+    rows.at_most(
+        "violations of the worst tenant above static, at the workload's own rate".into(),
+        greatest(pairs().map(|(ours, fixed)| 100.0 * (ours.violations - fixed.violations))),
+        1.0,
+        "points",
+    );
+    let strict = || own().filter(|point| point.strict);
+    type Latency = fn(&crate::report::TenantSummary) -> f64;
+    let latencies: [(&str, Latency); 4] = [
+        ("TTFT p50", |tenant| tenant.ttft_ms.p50),
+        ("TTFT p99", |tenant| tenant.ttft_ms.p99),
+        ("TPOT p50", |tenant| tenant.tpot_ms.p50),
+        ("TPOT p99", |tenant| tenant.tpot_ms.p99),
+    ];
+    for (name, of) in latencies {
+        let growth =
+            strict().filter_map(|point| Some((point.of(OURS)?, point.of("static")?))).flat_map(|(ours, fixed)| {
+                let sensitive = ours.tenants.iter().filter(|tenant| tenant.class == "latency-sensitive");
+                sensitive.filter_map(move |tenant| {
+                    let alone = of(fixed.tenants.iter().find(|other| other.name == tenant.name)?);
+                    let longer = of(tenant) - alone;
+                    Some(if longer <= GUEST_OPERATOR_MS { 0.0 } else { 100.0 * longer / alone })
+                })
+            });
+        rows.at_most(
+            format!("strict: {name} of an owner above running alone, beyond one guest operator, greatest"),
+            greatest(growth),
+            2.0,
+            "%",
+        );
+    }
+}
+
+/// What best-effort tenants gained over static containers, over what their own devices would have done
+/// in the time that owners left idle.
+fn strict_efficiency(point: &Point) -> Option<f64> {
+    let (ours, fixed) = (point.of(OURS)?, point.of("static")?);
+    let best_effort = |policy: &Policy| -> f64 {
+        policy.tenants.iter().filter(|tenant| tenant.class == "best-effort").map(|tenant| tenant.token_throughput).sum()
+    };
+    let rate = best_effort(fixed) / f64::from(point.best_effort_devices);
+    let possible = f64::from(point.devices) * fixed.idle * rate;
+    let gained = best_effort(ours) - best_effort(fixed);
+    (possible.is_finite() && possible > 0.0 && gained > 0.0).then(|| gained / possible)
+}
+
+fn least(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    values.into_iter().reduce(f64::min)
+}
+
+fn greatest(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    values.into_iter().reduce(f64::max)
+}
+
+struct Rows(Vec<Row>);
+
+impl Rows {
+    fn push(&mut self, name: String, value: Option<f64>, unit: &str, bound: f64, more_is_better: bool) {
+        if let Some(value) = value {
+            self.0.push(Row { name, value, unit: unit.to_owned(), bound, more_is_better, peer: None });
+        }
+    }
+
+    fn at_least(&mut self, name: String, value: Option<f64>, bound: f64) {
+        self.push(name, value, "x", bound, true);
+    }
+
+    fn at_most(&mut self, name: String, value: Option<f64>, bound: f64, unit: &str) {
+        self.push(name, value, unit, bound, false);
+    }
+}
