@@ -44,7 +44,7 @@ pub enum EvaluateError {
         /// Which.
         run: String,
         /// Why.
-        source: ReplayError,
+        source: Box<ReplayError>,
     },
     /// A run gave a result that cannot be kept.
     #[error("{}: {source}", file.display())]

@@ -151,7 +151,7 @@ impl<'a> Runner<'a> {
             Some(Err(error)) => self.watcher.damaged(case, &error.to_string()),
             None => {}
         }
-        let failed = |source| EvaluateError::Run { run: case.label.clone(), source };
+        let failed = |source| EvaluateError::Run { run: case.label.clone(), source: Box::new(source) };
         let policy = case.conditions.handicap(policy(&case.policy).map_err(failed)?);
         let mut options = case.conditions.replay_options();
         options.stopwatch.clone_from(&self.stopwatch);
