@@ -21,13 +21,14 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`baseline`] | what [`SliceFill`] is compared with: published rules, by name, with what can be tuned about them |
 //! | [`batching`] | continuous batching by the rules of vLLM V1 |
 //! | [`demand`] | the policy's view of batching; a host's own batching implements it |
 //! | [`policy`] | the seam: events in, plans out |
 
 #![forbid(unsafe_code)]
 
-mod baseline;
+pub mod baseline;
 pub mod batching;
 pub mod demand;
 mod placing;

@@ -11,8 +11,9 @@ use slicescheduler_executor::ExecutorError;
 use slicescheduler_gmg::id::DeviceId;
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
+use slicescheduler_scheduler::baseline::SettingError;
 use slicescheduler_scheduler::policy::Policy;
-use slicescheduler_scheduler::{IdlePriority, SliceFill, SliceFillOptions, StaticContainers};
+use slicescheduler_scheduler::{SliceFill, SliceFillOptions, baseline};
 use slicescheduler_simulator::cost::{CostModel, Roofline};
 use slicescheduler_simulator::world::WorldOptions;
 
@@ -50,6 +51,9 @@ pub enum ReplayError {
         /// What there is.
         known: &'static [&'static str],
     },
+    /// A baseline does not have this setting.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
     /// A policy does not have this option, or not with this value.
     #[error("policy {policy:?}: option {option} = {value}: {expected}")]
     PolicyOption {
@@ -181,26 +185,26 @@ pub fn policy(spec: &PolicySpec) -> Result<Box<dyn Policy>, ReplayError> {
         value: format!("{value:?}"),
         expected: expected.to_owned(),
     };
-    match spec.name.as_str() {
-        "slice-fill" => {
-            let mut options = SliceFillOptions::default();
-            for (option, value) in &spec.options {
-                slice_fill_option(&mut options, option, value).map_err(|expected| refused(option, value, expected))?;
-            }
-            Ok(Box::new(SliceFill::new(options)))
+    if spec.name == "slice-fill" {
+        let mut options = SliceFillOptions::default();
+        for (option, value) in &spec.options {
+            slice_fill_option(&mut options, option, value).map_err(|expected| refused(option, value, expected))?;
         }
-        "static" | "idle-priority" => {
-            if let Some((option, value)) = spec.options.iter().next() {
-                return Err(refused(option, value, "this policy has no options"));
-            }
-            Ok(if spec.name == "static" {
-                Box::new(StaticContainers::default())
-            } else {
-                Box::new(IdlePriority::default())
-            })
-        }
-        _ => Err(ReplayError::NoSuchPolicy { name: spec.name.clone(), known: crate::scenario::POLICIES }),
+        return Ok(Box::new(SliceFill::new(options)));
     }
+    let Some(baseline) = baseline::find(&spec.name) else {
+        return Err(ReplayError::NoSuchPolicy { name: spec.name.clone(), known: &crate::scenario::POLICIES });
+    };
+    let mut settings = Vec::new();
+    for (option, value) in &spec.options {
+        let number = match *value {
+            OptionValue::Integer(number) => u64::try_from(number).ok(),
+            OptionValue::Bool(on) => Some(u64::from(on)),
+            OptionValue::Float(_) | OptionValue::Text(_) => None,
+        };
+        settings.push((option.as_str(), number.ok_or_else(|| refused(option, value, "a whole number is expected"))?));
+    }
+    Ok(baseline.build(settings)?)
 }
 
 fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionValue) -> Result<(), &'static str> {

@@ -22,9 +22,11 @@ mod text;
 mod validate;
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use slicescheduler_gmg::id::DeviceId;
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
+use slicescheduler_scheduler::baseline::BASELINES;
 
 use crate::workload::{ClientFile, Lengths, Preset, Shift, TraceFile};
 
@@ -34,8 +36,10 @@ pub use slicescheduler_gmg::templates::DenseSpec;
 pub use slicescheduler_gmg::tenant::{Class, Layout, LendingMode, Slo};
 pub use source::{BacklogRequests, Source};
 
-/// The names of the policies that a scenario may list.
-pub const POLICIES: &[&str] = &["static", "idle-priority", "slice-fill"];
+/// The names of the policies that a scenario may list: the [baselines](slicescheduler_scheduler::baseline), and
+/// `slice-fill`.
+pub static POLICIES: LazyLock<Vec<&'static str>> =
+    LazyLock::new(|| BASELINES.iter().map(|baseline| baseline.name).chain(["slice-fill"]).collect());
 
 /// A replay, described.
 #[derive(Clone, Debug, PartialEq)]

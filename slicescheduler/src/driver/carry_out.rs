@@ -20,6 +20,10 @@ impl<W: World> Driver<W> {
                     self.evict(replica, blocks)?;
                     continue;
                 }
+                Action::Reject { request, reason } => {
+                    self.reject(request, reason)?;
+                    continue;
+                }
                 Action::Cancel { job } => {
                     let key = self.gmg.view().job(job).map(|job| job.spec.key);
                     if let Some(key) = key.filter(|_| self.is_off_lanes(job)) {

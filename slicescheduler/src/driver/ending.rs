@@ -25,6 +25,18 @@ impl<W: World> Driver<W> {
         Ok(())
     }
 
+    /// Refuses a request that waits. One that runs already is not refused any more.
+    pub(super) fn reject(&mut self, request: RequestId, reason: &'static str) -> Result<(), DriverError> {
+        let tenant = self.gmg.view().request(request).map(|request| request.tenant);
+        let batcher = tenant.and_then(|tenant| self.batching.get_mut(tenant.index()));
+        let (Some(tenant), Some(_)) = (tenant, batcher.and_then(|batcher| batcher.withdraw(request))) else {
+            self.counters.dropped += 1;
+            return Ok(());
+        };
+        self.apply(Intent::Reject { request })?;
+        self.lose(request, tenant, RequestError::Rejected { reason })
+    }
+
     /// Ends requests that wait although nothing runs, nothing is on its way and no timer is set,
     /// which a policy may cause that reserves more memory than a device has. The policy is asked
     /// once more before. They are [lost](Self::take_lost) as [`Starved`](RequestError::Starved).

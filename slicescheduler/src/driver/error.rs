@@ -56,6 +56,12 @@ pub enum RequestError {
     /// The work failed.
     #[error(transparent)]
     Failed(#[from] Failure),
+    /// The policy refused it.
+    #[error("rejected: {reason}")]
+    Rejected {
+        /// Why.
+        reason: &'static str,
+    },
     /// Whoever asked does not want the answer any more.
     #[error("cancelled by whoever asked")]
     Cancelled,

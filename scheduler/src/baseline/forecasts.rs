@@ -1,0 +1,32 @@
+//! How long an iteration would take, by the forecast: what stands for the profiles and predictors that the
+//! published systems measure or train.
+
+use slicescheduler_gmg::job::JobSpec;
+use slicescheduler_gmg::plan::{Action, Forecast, Question, Rank, Work};
+use slicescheduler_gmg::units::Nanos;
+
+use crate::baseline::candidates::Candidate;
+use crate::placing::lane_of;
+use crate::policy::Context;
+
+/// Nothing that starts later than this is forecast.
+const HORIZON: Nanos = Nanos::secs(2);
+
+/// When the iteration would end if it waited for all that its lane has to do; [`None`] if the budget is spent or
+/// there is no forecast.
+pub(super) fn finish(context: &mut Context<'_>, candidate: &Candidate, answer: &mut Forecast) -> Option<Nanos> {
+    if !context.budget.take() {
+        return None;
+    }
+    let spec = JobSpec::of(candidate.replica.model).bind(candidate.binding);
+    let lane = lane_of(candidate.replica.device);
+    let actions = [Action::Run { work: Work::New(Box::new(spec)), lane, rank: Rank::GuestBestEffort }];
+    let question = Question { actions: &actions, continuations: &mut [], horizon: context.now + HORIZON };
+    context.what_if.what_if(context.now, question, answer).ok()?;
+    answer.finish_of_action(0)
+}
+
+/// How long the iteration would take on a lane that is free.
+pub(super) fn duration(context: &mut Context<'_>, candidate: &Candidate, answer: &mut Forecast) -> Option<Nanos> {
+    Some(finish(context, candidate, answer)? - context.now)
+}
