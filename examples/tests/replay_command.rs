@@ -144,9 +144,9 @@ fn impossible_clusters_are_refused() {
 
 #[test]
 fn bad_arguments_are_refused_with_what_would_be_right() {
-    refused("policy", &["--policy", "static,best"], &["best", "static, idle-priority, slice-fill"]);
+    refused("policy", &["--policy", "static,best"], &["best", "static, idle-priority", "slice-fill"]);
     refused("policy-twice", &["--policy", "static,static"], &["static", "once"]);
-    refused("no-policy", &["--policy", ""], &["static, idle-priority, slice-fill"]);
+    refused("no-policy", &["--policy", ""], &["static, idle-priority", "slice-fill"]);
     for duration in ["10", "10 parsecs", "-5s", "", "0s"] {
         refused("duration", &["--duration", duration], &["duration is", "expected"]);
     }

@@ -232,7 +232,8 @@ fn wrong_values_are_refused_with_place_key_and_what_would_be_right() {
         (
             "\"static\"",
             "\"statik\"",
-            "small.toml:5:13: policies[0] is \"statik\": expected one of static, idle-priority, slice-fill",
+            "small.toml:5:13: policies[0] is \"statik\": expected one of static, idle-priority, round-robin, jsq-edf, orion, conserve, \
+             hygen, clockwork, muxserve, aegaeon, alpaserve, container-loaning, slice-fill",
         ),
         ("\"slice-fill\"", "\"static\"", "small.toml:5:23: policies[1] is \"static\": expected each policy once"),
         (
@@ -379,9 +380,17 @@ fn a_caller_may_change_duration_rate_and_policies() {
         (scenario.set_duration("5s"), "duration is 5.000 s: expected more than the warm-up (10.000 s)"),
         (scenario.scale_rate(f64::NAN), "rate scale is NaN: expected a number from 0.0001 to 10000"),
         (scenario.scale_rate(-1.0), "rate scale is -1: expected a number from 0.0001 to 10000"),
-        (scenario.set_policies(["fill"]), "policy is \"fill\": expected one of static, idle-priority, slice-fill"),
+        (
+            scenario.set_policies(["fill"]),
+            "policy is \"fill\": expected one of static, idle-priority, round-robin, jsq-edf, orion, conserve, \
+             hygen, clockwork, muxserve, aegaeon, alpaserve, container-loaning, slice-fill",
+        ),
         (scenario.set_policies(["static", "static"]), "policy is \"static\": expected each policy once"),
-        (scenario.set_policies([]), "policy is empty: expected some of static, idle-priority, slice-fill"),
+        (
+            scenario.set_policies([]),
+            "policy is empty: expected some of static, idle-priority, round-robin, jsq-edf, orion, conserve, \
+             hygen, clockwork, muxserve, aegaeon, alpaserve, container-loaning, slice-fill",
+        ),
     ] {
         assert_eq!(error.unwrap_err().to_string(), message);
     }
