@@ -134,7 +134,7 @@ impl Room {
             let Some(replica) = context.demand.replica_on(tenant, device) else { continue };
             let held = view.memory(device).map_or(0, |memory| memory.kv().used_by(tenant));
             let blocks = held.saturating_sub(promised_by(plan, replica.id)).min(wanted.saturating_sub(asked));
-            if blocks == 0 || !(self.give_up(replica.id, device, plan) || !replica.in_flight) {
+            if blocks == 0 || (!self.give_up(replica.id, device, plan) && replica.in_flight) {
                 continue;
             }
             plan.actions.push(Action::EvictSequences { replica: replica.id, blocks });
