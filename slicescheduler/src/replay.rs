@@ -156,7 +156,7 @@ pub fn summary(scenario: &Scenario, name: &str, measured: bool, runs: &[RunRecor
 
 /// The names of all policies, static containers first.
 pub fn policy_names() -> &'static [&'static str] {
-    crate::scenario::POLICIES
+    &crate::scenario::POLICIES
 }
 
 /// Something that a policy can be tuned by.
@@ -170,8 +170,10 @@ pub struct Parameter {
 
 /// What a policy of this name can be tuned by. Nothing for [`SliceFill`], whose one setting serves every
 /// workload.
-pub fn parameters(_policy: &str) -> Vec<Parameter> {
-    Vec::new()
+pub fn parameters(policy: &str) -> Vec<Parameter> {
+    let of_baseline = baseline::find(policy).map_or(&[][..], |baseline| baseline.parameters);
+    let values = |grid: &[u64]| grid.iter().map(|&value| OptionValue::Integer(value as i64)).collect();
+    of_baseline.iter().map(|parameter| Parameter { name: parameter.name, values: values(parameter.grid) }).collect()
 }
 
 /// The policy that a scenario names.
