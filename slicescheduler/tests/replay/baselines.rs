@@ -8,7 +8,7 @@ use crate::rig::{Faults, ROOMY, TIGHT, as_they_are, replayed, small};
 #[test]
 fn every_baseline_keeps_the_rules_and_starves_nobody() {
     for (usable, seed) in [(TIGHT, 1), (ROOMY, 2)] {
-        let scenario = small(usable, Nanos::secs(6), seed);
+        let scenario = small(usable, Nanos::secs(4), seed);
         let mut alone: Option<Vec<u64>> = None;
         for baseline in BASELINES {
             let (record, seen) = replayed(&scenario, baseline.name, &Faults::default(), as_they_are());
