@@ -247,7 +247,7 @@ fn servegen_windows_are_rates_and_shapes_of_one_client_in_the_archive() {
 fn servegen_errors_name_line_column_value_and_what_would_be_right() {
     for (rows, message) in [
         ("", "chunk-3-trace.csv: no records: expected at least one"),
-        ("0,1,1,Gamma,0,1", "chunk-3-trace.csv:1: shape is \"0\": expected a number from 0.05 to 10000"),
+        ("0,1,1,Gamma,0,1", "chunk-3-trace.csv:1: shape is \"0\": expected a number from 0.01 to 10000"),
         ("0,1,1,,0,0\n0,1,1,,0,0", "chunk-3-trace.csv:2: time is \"0\": expected a time after that of the row above"),
         ("0,-1,1,,0,0", "chunk-3-trace.csv:1: rate is \"-1\": expected a number from 0 to 1000000000"),
         ("0,1,1,Pareto,1,1", "chunk-3-trace.csv:1: pattern is \"Pareto\": expected Gamma, Weibull or nothing"),

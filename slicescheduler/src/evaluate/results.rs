@@ -11,7 +11,7 @@ use crate::evaluate::capacity::{Capacity, worst_tenant};
 use crate::evaluate::outcome::{Outcome, SliceFigures};
 use crate::evaluate::statistics::Interval;
 use crate::evaluate::suite::{Group, Unsupported};
-use crate::evaluate::targets::Row;
+use crate::evaluate::targets::{Row, keeps_service_level};
 use crate::evaluate::tune::Tuned;
 use crate::report::{LatencyFigures, TenantSummary};
 
@@ -287,6 +287,8 @@ pub struct Loss {
     pub ratio: f64,
     /// Violations of the worst tenant, theirs and ours.
     pub violations: (f64, f64),
+    /// True if the other one keeps the service level of every tenant.
+    pub keeps: bool,
 }
 
 /// The policy that everything is about.
@@ -299,13 +301,15 @@ impl Evaluation {
         let mut losses = Vec::new();
         for point in &self.points {
             let Some(ours) = point.of(OURS) else { continue };
-            for theirs in point.policies.iter().filter(|theirs| theirs.tokens.mean > ours.tokens.mean) {
+            let better = |theirs: &&Policy| theirs.tokens.mean > ours.tokens.mean;
+            for theirs in point.policies.iter().filter(better) {
                 losses.push(Loss {
                     title: point.title(),
                     rate: point.rate,
                     policy: theirs.policy.clone(),
                     ratio: ours.tokens.mean / theirs.tokens.mean,
                     violations: (theirs.violations, ours.violations),
+                    keeps: keeps_service_level(point, theirs),
                 });
             }
         }
@@ -321,6 +325,7 @@ impl Evaluation {
                         policy: theirs.policy.clone(),
                         ratio: mine / rate,
                         violations: (0.09, 0.09),
+                        keeps: true,
                     });
                 }
             }

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::evaluate::EvaluateError;
 use crate::evaluate::outcome::{LONGEST, Outcome, OutcomeError};
@@ -62,7 +63,9 @@ impl Store {
 /// # Errors
 /// If it cannot be written.
 pub fn write_whole(file: &Path, bytes: &[u8]) -> Result<(), EvaluateError> {
-    let unfinished = file.with_extension(format!("unfinished-{}", std::process::id()));
+    static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+    let count = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let unfinished = file.with_extension(format!("unfinished-{}-{count}", std::process::id()));
     let written = std::fs::File::create(&unfinished).and_then(|mut open| {
         open.write_all(bytes)?;
         drop(open);

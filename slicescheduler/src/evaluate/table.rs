@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::evaluate::results::{Evaluation, Measured, OURS, Point, title};
+use crate::evaluate::results::{Evaluation, Measured, OURS, Point, Ratios, title};
 
 /// The lines of a table, the heading first.
 type Lines = Vec<Vec<String>>;
@@ -26,8 +26,9 @@ pub fn render(evaluation: &Evaluation, measured: &Measured, markdown: bool) -> S
             text.push('\n');
         }
     };
-    for point in &evaluation.points {
-        put(&format!("{}, rate {}", point.title(), point.rate), of_point(point));
+    for points in evaluation.points.chunk_by(|one, next| one.experiment == next.experiment) {
+        let title = points.first().map_or("", |point| point.experiment.as_str());
+        put(title, of_experiment(points));
     }
     put("capacity: the greatest rate at which the worst tenant violates at most 9 % (1 %)", capacities(evaluation));
     put("settings of baselines, found on other seeds", tuned(evaluation));
@@ -42,8 +43,10 @@ fn heading<const N: usize>(of: [&str; N]) -> Lines {
     vec![of.map(str::to_owned).to_vec()]
 }
 
-fn of_point(point: &Point) -> Lines {
+fn of_experiment(points: &[Point]) -> Lines {
     let mut lines = heading([
+        "way",
+        "rate",
         "policy",
         "tokens/s",
         "over static",
@@ -55,12 +58,13 @@ fn of_point(point: &Point) -> Lines {
         "recovered",
         "memory violations",
     ]);
-    for policy in &point.policies {
+    for (point, policy) in points.iter().flat_map(|point| point.policies.iter().map(move |policy| (point, policy))) {
         let ratios = policy.over_static.as_ref();
-        let ratio =
-            |of: fn(&crate::evaluate::Ratios) -> f64| ratios.map_or_else(nothing, |it| format!("{:.3}", of(it)));
+        let ratio = |of: fn(&Ratios) -> f64| ratios.map_or_else(nothing, |it| format!("{:.3}", of(it)));
         let interval = ratios.filter(|it| it.tokens.samples > 1);
         lines.push(vec![
+            if point.variant.is_empty() { nothing() } else { point.variant.clone() },
+            point.rate.to_string(),
             policy.policy.clone(),
             format!("{:.0}", policy.tokens.mean),
             ratio(|it| it.tokens.mean),
@@ -109,7 +113,7 @@ fn tuned(evaluation: &Evaluation) -> Lines {
 }
 
 fn losses(evaluation: &Evaluation) -> Lines {
-    let mut lines = heading(["where", "rate", "policy", "slice-fill over it", "its worst tenant late", "ours"]);
+    let mut lines = heading(["where", "rate", "policy", "slice-fill over it", "its worst tenant late", "ours", ""]);
     for loss in evaluation.losses() {
         lines.push(vec![
             loss.title,
@@ -118,6 +122,7 @@ fn losses(evaluation: &Evaluation) -> Lines {
             format!("{:.3}", loss.ratio),
             percent(loss.violations.0),
             percent(loss.violations.1),
+            if loss.keeps { "keeps the service level" } else { "breaks the service level" }.to_owned(),
         ]);
     }
     lines

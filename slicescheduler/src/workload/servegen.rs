@@ -125,7 +125,7 @@ pub fn from_rows(input: impl BufRead, file: &Path) -> Result<ClientWindows, Work
 }
 
 /// Shapes whose moments can be computed with.
-const SHAPES: std::ops::RangeInclusive<f64> = 0.05..=1e4;
+const SHAPES: std::ops::RangeInclusive<f64> = 0.01..=1e4;
 
 struct Row<'a, R> {
     lines: &'a Lines<R>,
