@@ -144,7 +144,7 @@ fn costs(measured: &Measured) -> Lines {
 }
 
 fn targets(evaluation: &Evaluation) -> Lines {
-    let mut lines = heading(["target", "figure", "bound", ""]);
+    let mut lines = heading(["target", "figure", "bound", "", "where"]);
     for row in &evaluation.targets {
         let sign = if row.more_is_better { ">=" } else { "<=" };
         lines.push(vec![
@@ -152,6 +152,7 @@ fn targets(evaluation: &Evaluation) -> Lines {
             format!("{:.3} {}", row.value, row.unit),
             format!("{sign} {} {}", row.bound, row.unit),
             if row.is_met() { "met" } else { "missed" }.to_owned(),
+            row.note.clone(),
         ]);
     }
     lines

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::evaluate::results::{Capacities, Evaluation, OURS, Point, Policy};
+use crate::evaluate::results::{Capacities, Evaluation, OURS, Point, Policy, title};
 use crate::evaluate::statistics::geometric_mean;
 use crate::evaluate::suite::Group;
 use crate::report::TenantSummary;
@@ -20,8 +20,8 @@ pub struct Row {
     pub bound: f64,
     /// True if more is better.
     pub more_is_better: bool,
-    /// Of whom else, and their figure.
-    pub peer: Option<(String, f64)>,
+    /// Where it is, and against whom, for a figure that is an extreme; empty otherwise.
+    pub note: String,
 }
 
 impl Row {
@@ -100,38 +100,42 @@ pub(super) fn keeps_service_level(point: &Point, policy: &Policy) -> bool {
 }
 
 fn over_baselines(evaluation: &Evaluation, rows: &mut Rows) {
-    let over = |point: &Point, keeps: fn(&Point, &Policy) -> bool| -> Option<f64> {
+    let over = |point: &Point, keeps: fn(&Point, &Policy) -> bool| -> Option<(f64, String)> {
         let others = point.policies.iter().filter(|theirs| theirs.policy != OURS && keeps(point, theirs));
-        Some(point.of(OURS)?.tokens.mean / greatest(others.map(|theirs| theirs.tokens.mean))?)
+        let best = others.max_by(|one, other| one.tokens.mean.total_cmp(&other.tokens.mean))?;
+        let note = format!("{}, rate {}, {}", point.title(), point.rate, best.policy);
+        Some((point.of(OURS)?.tokens.mean / best.tokens.mean, note))
     };
-    let any: Vec<f64> =
+    let any: Vec<_> =
         workloads(evaluation).filter(|point| !point.strict).filter_map(|point| over(point, |_, _| true)).collect();
-    let kept: Vec<f64> = workloads(evaluation).filter_map(|point| over(point, keeps_service_level)).collect();
+    let kept: Vec<_> = workloads(evaluation).filter_map(|point| over(point, keeps_service_level)).collect();
     for (of, ratios) in [("the best tuned baseline", any), ("the best that keeps the service level", kept)] {
-        rows.at_least(format!("tokens over {of}, least"), least(ratios.iter().copied()), 1.0);
-        rows.at_least(format!("tokens over {of}, geometric mean"), geometric_mean(ratios), 1.1);
+        rows.at_least(
+            format!("tokens over {of}, geometric mean"),
+            geometric_mean(ratios.iter().map(|(ratio, _)| *ratio)),
+            1.1,
+        );
+        rows.least_of(format!("tokens over {of}, least"), ratios, 1.0);
     }
     for (limit, of) in [("9 %", false), ("1 %", true)] {
-        let ratios: Vec<f64> = evaluation.capacities.iter().filter_map(|all| capacity_ratio(all, of)).collect();
-        rows.at_least(
-            format!("capacity at {limit} over the best tuned baseline, least"),
-            least(ratios.iter().copied()),
-            1.0,
-        );
+        let ratios: Vec<_> = evaluation.capacities.iter().filter_map(|all| capacity_ratio(all, of)).collect();
         rows.at_least(
             format!("capacity at {limit} over the best tuned baseline, geometric mean"),
-            geometric_mean(ratios),
+            geometric_mean(ratios.iter().map(|(ratio, _)| *ratio)),
             1.2,
         );
+        rows.least_of(format!("capacity at {limit} over the best tuned baseline, least"), ratios, 1.0);
     }
 }
 
 /// Our capacity over the greatest of the others.
-fn capacity_ratio(all: &Capacities, one_percent: bool) -> Option<f64> {
+fn capacity_ratio(all: &Capacities, one_percent: bool) -> Option<(f64, String)> {
     let of = |policy: &crate::evaluate::Capacity| if one_percent { policy.at_1_percent } else { policy.at_9_percent };
     let ours = of(all.policies.iter().find(|policy| policy.policy == OURS)?)?;
-    let others = all.policies.iter().filter(|policy| policy.policy != OURS).filter_map(of);
-    Some(ours / greatest(others)?)
+    let others = all.policies.iter().filter(|policy| policy.policy != OURS);
+    let (rate, best) =
+        others.filter_map(|policy| Some((of(policy)?, policy))).max_by(|one, other| one.0.total_cmp(&other.0))?;
+    Some((ours / rate, format!("{}, {}", title(&all.experiment, &all.variant), best.policy)))
 }
 
 fn service_levels(evaluation: &Evaluation, rows: &mut Rows) {
@@ -208,12 +212,22 @@ struct Rows(Vec<Row>);
 impl Rows {
     fn push(&mut self, name: String, value: Option<f64>, unit: &str, bound: f64, more_is_better: bool) {
         if let Some(value) = value {
-            self.0.push(Row { name, value, unit: unit.to_owned(), bound, more_is_better, peer: None });
+            self.0.push(Row { name, value, unit: unit.to_owned(), bound, more_is_better, note: String::new() });
         }
     }
 
     fn at_least(&mut self, name: String, value: Option<f64>, bound: f64) {
         self.push(name, value, "x", bound, true);
+    }
+
+    /// The least of figures that say where they are.
+    fn least_of(&mut self, name: String, values: Vec<(f64, String)>, bound: f64) {
+        if let Some((value, note)) = values.into_iter().min_by(|one, other| one.0.total_cmp(&other.0)) {
+            self.at_least(name, Some(value), bound);
+            if let Some(row) = self.0.last_mut() {
+                row.note = note;
+            }
+        }
     }
 
     fn at_most(&mut self, name: String, value: Option<f64>, bound: f64, unit: &str) {
