@@ -234,3 +234,151 @@ impl Rows {
         self.push(name, value, unit, bound, false);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluate::{Capacity, Interval, Ratios};
+    use crate::report::LatencyFigures;
+
+    fn tenant(name: &str, class: &str, tokens: f64, ttft_ms: f64) -> TenantSummary {
+        TenantSummary {
+            name: name.into(),
+            class: class.into(),
+            sla_violation_rate: 0.0,
+            ttft_ms: LatencyFigures { p50: ttft_ms, p99: 4.0 * ttft_ms },
+            tpot_ms: LatencyFigures { p50: 10.0, p99: 10.0 },
+            token_throughput: tokens,
+            arrived: 10,
+            completed: 10,
+            preemptions: 0,
+        }
+    }
+
+    /// A policy whose best-effort tenant has all tokens but 100.
+    fn policy(name: &str, tokens: f64, violations: f64, ttft_ms: f64) -> Policy {
+        let one = |mean| Interval { mean, low: mean, high: mean, samples: 1 };
+        let ratio = tokens / 500.0;
+        Policy {
+            policy: name.into(),
+            tokens: one(tokens),
+            over_static: Some(Ratios { tokens: one(ratio), input: ratio, output: 0.9, flop_weighted: ratio }),
+            violations,
+            memory_violations: 0,
+            recovered: 0.5,
+            idle: 0.5,
+            goodput: tokens,
+            recalls_per_s: 0.0,
+            tenants: vec![
+                tenant("chat", "latency-sensitive", 100.0, ttft_ms),
+                tenant("batch", "best-effort", tokens - 100.0, 0.0),
+            ],
+            slices: Vec::new(),
+        }
+    }
+
+    /// Four devices, one of them of the backlog, half of the time idle.
+    fn point(strict: bool, policies: Vec<Policy>) -> Point {
+        Point {
+            experiment: "small".into(),
+            group: Group::Workload,
+            variant: String::new(),
+            strict,
+            rate: 1.0,
+            devices: 4,
+            best_effort_devices: 1,
+            window_s: 60.0,
+            policies,
+        }
+    }
+
+    fn evaluation(points: Vec<Point>) -> Evaluation {
+        let capacity = |policy: &str, nine, one| Capacity {
+            policy: policy.into(),
+            at_9_percent: nine,
+            at_1_percent: one,
+            tried: Vec::new(),
+        };
+        Evaluation {
+            schema: 1,
+            suite: "small".into(),
+            stand_ins: Vec::new(),
+            tuned: Vec::new(),
+            points,
+            capacities: vec![Capacities {
+                experiment: "small".into(),
+                variant: String::new(),
+                least: 1.0,
+                most: 8.0,
+                policies: vec![
+                    capacity("static", Some(1.0), None),
+                    capacity("other", Some(2.0), Some(1.0)),
+                    capacity(OURS, Some(3.0), None),
+                ],
+            }],
+            targets: Vec::new(),
+            unsupported: Vec::new(),
+        }
+    }
+
+    fn row(rows: &[Row], name: &str) -> Row {
+        rows.iter().find(|row| row.name == name).unwrap_or_else(|| panic!("no row {name}")).clone()
+    }
+
+    #[test]
+    fn ratios_are_to_static_and_to_the_best_of_the_others() {
+        let policies = vec![
+            policy("static", 500.0, 0.0, 100.0),
+            policy("fast-and-late", 2000.0, 0.5, 100.0),
+            policy("other", 800.0, 0.05, 100.0),
+            policy(OURS, 1000.0, 0.02, 100.0),
+        ];
+        let evaluation = evaluation(vec![point(false, policies)]);
+        let rows = rows(&evaluation);
+        assert!((row(&rows, "slo_slack: tokens over static, geometric mean").value - 2.0).abs() < 1e-12);
+        assert_eq!(row(&rows, "output tokens over static, least").value, 0.9);
+        assert!(!row(&rows, "output tokens over static, least").is_met());
+        assert_eq!(row(&rows, "tokens over the best tuned baseline, least").value, 0.5);
+        let kept = row(&rows, "tokens over the best that keeps the service level, least");
+        assert_eq!((kept.value, kept.note.as_str()), (1.25, "small, rate 1, other"));
+        let capacity = row(&rows, "capacity at 9 % over the best tuned baseline, least");
+        assert_eq!((capacity.value, capacity.note.as_str()), (1.5, "small, other"));
+        assert!(rows.iter().all(|row| !row.name.starts_with("capacity at 1 %")), "ours has none at 1 %");
+        let late = row(&rows, "violations of the worst tenant above static, at the workload's own rate");
+        assert!((late.value - 2.0).abs() < 1e-12 && !late.is_met());
+        let losses = evaluation.losses();
+        assert_eq!(
+            losses.iter().map(|loss| (loss.policy.as_str(), loss.keeps)).collect::<Vec<_>>(),
+            [("fast-and-late", false)]
+        );
+    }
+
+    // One device of the backlog does 400 tokens/s, so four that are idle half of the time could do 800; 600 more
+    // than static are three quarters of that.
+    #[test]
+    fn strict_lending_is_held_against_the_idle_time_and_against_being_alone() {
+        let policies = |ttft_ms| {
+            vec![
+                policy("static", 500.0, 0.0, 100.0),
+                policy("nosy", 1200.0, 0.0, 103.0),
+                policy(OURS, 1100.0, 0.0, ttft_ms),
+            ]
+        };
+        let alone = rows(&evaluation(vec![point(true, policies(100.2))]));
+        let efficiency = "strict: best-effort tokens over (idle device time x best-effort rate of its own devices)";
+        assert!((row(&alone, efficiency).value - 0.75).abs() < 1e-12);
+        let median = "strict: TTFT p50 of an owner above running alone, beyond one guest operator, greatest";
+        assert_eq!(row(&alone, median).value, 0.0, "less than a guest's operator");
+        // Somebody who delays owners by 3 % has not lent strictly.
+        assert!((row(&alone, "tokens over the best that keeps the service level, least").value - 2.2).abs() < 1e-12);
+        let late = rows(&evaluation(vec![point(true, policies(103.0))]));
+        assert!((row(&late, median).value - 3.0).abs() < 1e-9 && !row(&late, median).is_met());
+    }
+
+    #[test]
+    fn what_was_not_run_has_no_row() {
+        let empty = Evaluation { capacities: Vec::new(), ..evaluation(Vec::new()) };
+        let names: Vec<String> = rows(&empty).into_iter().map(|row| row.name).collect();
+        assert_eq!(names, ["memory violations, in all runs"]);
+    }
+}
