@@ -99,6 +99,14 @@ fn try_existing(gmg: &mut Gmg, action: &Action, accepted: &mut Accepted) -> Resu
             accepted.commands.push(Command::EvictWeights { model, device });
             Ok(())
         }
+        Action::BorrowSlots { device, blocks } => {
+            let applied = gmg.apply(Intent::BorrowSlots { device, blocks })?;
+            if let Effect::Moved(moves) = &applied.effect {
+                accepted.commands.push(Command::MoveBlocks { device, moves: moves.clone() });
+            }
+            accepted.applied.push(applied);
+            Ok(())
+        }
         Action::ReleaseKv { request, device } => {
             accepted.applied.push(gmg.apply(Intent::ReleaseKv { request, device })?);
             Ok(())

@@ -140,7 +140,10 @@ impl State {
             }
         }
         let Some(memory) = self.memory(device) else { return };
-        canon.put(memory.layout()).put(ByteKind::ALL.map(|kind| memory.ledger().of(kind).get()));
+        canon
+            .put(memory.layout())
+            .put(memory.borrowed_blocks())
+            .put(ByteKind::ALL.map(|kind| memory.ledger().of(kind).get()));
         canon.put(memory.models().count() as u64);
         for (model, state) in memory.models() {
             canon.put(model).put(state).put(memory.loaded(model));

@@ -221,6 +221,16 @@ pub enum Intent {
         /// Where.
         device: DeviceId,
     },
+    /// Let the KV pool of a device have so many blocks in the part for weights, from its end; those that
+    /// it has there beyond that go back, and what they hold moves: [`Effect::Moved`] says where to. Refused while
+    /// weights lie there, while sequences have more blocks than would remain, and, if blocks go back, while
+    /// anything is on the device's lanes.
+    BorrowSlots {
+        /// Where.
+        device: DeviceId,
+        /// KV blocks in the part for weights, in all.
+        blocks: u32,
+    },
     /// Enter a model of a tenant and the container that holds it, weights resident.
     #[cfg_attr(feature = "serde", serde(skip))]
     AddModel {
@@ -296,7 +306,8 @@ impl Delta {
                 | Intent::DrainWeights { .. }
                 | Intent::LoadOps { .. }
                 | Intent::EvictOps { .. }
-                | Intent::ReturnDevice { .. } => Durable,
+                | Intent::ReturnDevice { .. }
+                | Intent::BorrowSlots { .. } => Durable,
                 Intent::SubmitJob(_)
                 | Intent::SubmitGang(_)
                 | Intent::Dispatch { .. }
@@ -369,6 +380,8 @@ pub enum Effect {
     },
     /// The block is the sequence's own.
     Owned(Owned),
+    /// What these KV blocks hold moves, from the first to the second of each pair.
+    Moved(Arc<[(u32, u32)]>),
     /// The observation contradicts the graph.
     Diverged(Divergence),
 }

@@ -30,9 +30,11 @@ pub(crate) fn total_blocks(view: View<'_>, device: DeviceId) -> u32 {
     view.memory(device).map_or(0, |memory| memory.kv().total())
 }
 
-/// Tokens that a KV block of a device holds; at least one.
-pub(crate) fn block_tokens(view: View<'_>, device: DeviceId) -> u64 {
-    view.memory(device).map_or(1, |memory| u64::from(memory.layout().kv_block_tokens)).max(1)
+/// Tokens of a replica's sequences that a KV block of its device holds; at least one.
+pub(crate) fn block_tokens(view: View<'_>, replica: &ReplicaInfo) -> u64 {
+    let Some(layout) = view.memory(replica.device).map(|memory| memory.layout()) else { return 1 };
+    let width = view.model(replica.model).map_or(0, |model| model.kv_bytes_per_token.get());
+    layout.kv_block.get().checked_div(width).unwrap_or(u64::from(layout.kv_block_tokens)).max(1)
 }
 
 /// As large as the tenant's options and the free blocks allow.
@@ -91,16 +93,20 @@ pub(crate) fn promised_by(plan: &Plan, replica: ReplicaId) -> u32 {
     plan.actions.iter().map(from).sum()
 }
 
-/// Blocks of a device that will be free once the plan is carried out.
+/// Blocks of a device that will be free once the plan is carried out. Those that the KV pool is to have
+/// beyond what it has do not count: weights have to go first.
 pub(crate) fn free_blocks_after(context: &Context<'_>, device: DeviceId, plan: &Plan) -> u32 {
-    let on_device = |action: &Action| match action {
+    let borrowed = context.view.memory(device).map_or(0, |memory| memory.borrowed_blocks());
+    plan.actions.iter().fold(free_blocks(context.view, device), |free, action| match action {
         Action::EvictSequences { replica, blocks } => {
             let there = context.demand.replica(*replica).is_some_and(|replica| replica.device == device);
-            if there { *blocks } else { 0 }
+            free + if there { *blocks } else { 0 }
         }
-        _ => 0,
-    };
-    free_blocks(context.view, device) + plan.actions.iter().map(on_device).sum::<u32>()
+        Action::BorrowSlots { device: on, blocks } if *on == device => {
+            free.saturating_sub(borrowed.saturating_sub(*blocks))
+        }
+        _ => free,
+    })
 }
 
 /// Guests of one class give back blocks to the owner of a device: the youngest sequences of replicas

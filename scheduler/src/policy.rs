@@ -42,6 +42,9 @@ pub struct Context<'a> {
     pub what_if: &'a mut dyn WhatIf,
     /// How much the decision may cost.
     pub budget: Budget,
+    /// True if KV blocks may lie in the part of a device for weights, and what they hold may be moved:
+    /// [`Action::BorrowSlots`](slicescheduler_gmg::plan::Action::BorrowSlots).
+    pub shares_slots: bool,
 }
 
 impl Context<'_> {
@@ -87,6 +90,12 @@ pub trait Policy: Send {
     /// device. The default: every tenant on its own devices and nowhere else.
     fn residency(&self, tenants: &[TenantShape<'_>], memory: &[Bytes]) -> Residency {
         owners_only(tenants, memory.len())
+    }
+
+    /// True if an owner that needs it gets the whole memory of its device, but for its own weights, where
+    /// [`Context::shares_slots`] says so. A request that only fits then is taken in, not refused.
+    fn shares_slots(&self) -> bool {
+        false
     }
 
     /// Decides.

@@ -22,6 +22,7 @@ mod candidates;
 mod fetch;
 mod overflow;
 mod residency;
+mod space;
 
 use std::ops::Range;
 
@@ -37,6 +38,7 @@ use crate::placing::{
 };
 use crate::policy::{Context, Policy, Residency, TenantShape};
 use crate::slice_fill::candidates::Candidates;
+use crate::slice_fill::space::Space;
 
 /// Settings of [`SliceFill`]. One setting serves every workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +85,7 @@ impl Default for SliceFillOptions {
             owner_blocks_percent: 8,
             guest_blocks_percent: 15,
             overflow: true,
-            burst_ttfts: 10,
+            burst_ttfts: 3,
             borrow_burst: Nanos::secs(10),
             borrow_percent: 10,
             guest_stay: Nanos::secs(2),
@@ -91,6 +93,9 @@ impl Default for SliceFillOptions {
         }
     }
 }
+
+/// What was left out of a plan because an earlier action may change it is looked at again after this.
+const REPLAN: Nanos = Nanos::us(1);
 
 /// Blocks that a sequence may grow by until guests have given way.
 const GROWTH_BLOCKS: u32 = 4;
@@ -107,6 +112,8 @@ struct DeviceState {
     latest_start: Option<Nanos>,
     /// When the weights of its latest guest were asked for.
     guest_since: Nanos,
+    /// Its part for weights.
+    space: Space,
 }
 
 /// What a latency-sensitive tenant may still borrow.
@@ -231,6 +238,9 @@ impl SliceFill {
         let model = context.view.job(job).and_then(|job| context.view.model(job.spec.model));
         let Some(tenant) = model.map(|model| model.tenant) else { return };
         if is_latency(context.view, tenant) && context.view.owner(device) != Some(tenant) {
+            if let Some(state) = self.devices.get_mut(device.index()) {
+                state.space.guest_at = context.now;
+            }
             let account = self.account(context, tenant);
             account.left = account.left.saturating_sub_unsigned(time.get());
         }
@@ -267,9 +277,10 @@ impl SliceFill {
             return;
         }
         self.devices[device.index()].latest_start = None;
+        self.take_slot_back(context, device, plan);
         self.keep_reserve(context, device, plan);
         let latency = self.latency_candidates(context, device, plan);
-        let best_effort = self.best_effort_candidate(context, device);
+        let best_effort = self.best_effort_candidate(context, device, plan);
         let strict = context.view.owner(device).is_some_and(|owner| !self.lends(context, owner));
         let turn =
             |candidate: &&Candidate| (strict && candidate.rank != Rank::OwnerLatency, candidate.due, candidate.rank);
@@ -399,6 +410,10 @@ impl Policy for SliceFill {
         residency::plan(tenants, memory, self.options.overflow)
     }
 
+    fn shares_slots(&self) -> bool {
+        true
+    }
+
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
         let mut plan = context.plan();
         self.devices.resize_with(context.view.cluster().devices().len(), DeviceState::default);
@@ -424,8 +439,10 @@ impl Policy for SliceFill {
                 }
             },
         }
-        if let Some(latest) = self.devices.iter().filter_map(|state| state.latest_start).min() {
-            plan.wake(latest);
+        let space = |state: &DeviceState| state.space.wake().filter(|&wake| wake > context.now);
+        let wakes = |state: &DeviceState| state.latest_start.into_iter().chain(space(state)).min();
+        if let Some(wake) = self.devices.iter().filter_map(wakes).min() {
+            plan.wake(wake);
         }
         plan
     }

@@ -23,7 +23,7 @@ use slicescheduler_gmg::cluster::{Cluster, Endpoint};
 use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, LinkId, RequestId};
 use slicescheduler_gmg::id_map::IdMap;
 use slicescheduler_gmg::plan::{Command, Ended, Event, Fate, Launch, Source, World, WorldError};
-use slicescheduler_gmg::units::{Bandwidth, Nanos};
+use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 use slicescheduler_gmg::{GmgView, View};
 
 pub use cost::WorldCost;
@@ -191,7 +191,7 @@ impl SimWorld {
             }
             _ => Demand::NONE,
         };
-        let start = at + self.options.launch_gap;
+        let start = at.max(self.lanes[index].held()) + self.options.launch_gap;
         let length = self.noise.length(&launch, &cost);
         let on = launch.lane.device;
         let rate = self.speeds.get(on.index()).copied().unwrap_or(Rate::ONE);
@@ -245,6 +245,15 @@ impl SimWorld {
         let latency = route.latency(&self.cluster);
         self.transfers.start(self.now, (model, device), bytes, route.links(), latency);
         self.schedule_transfer();
+        Ok(())
+    }
+
+    /// Nothing starts on the device's lanes while blocks are read and written.
+    fn move_blocks(&mut self, device: DeviceId, blocks: u64, view: View<'_>) -> Result<(), WorldError> {
+        let target = self.cluster.device(device).ok_or(WorldError::NoSuchDevice(device))?;
+        let block = view.memory(device).map_or(Bytes::ZERO, |memory| memory.layout().kv_block);
+        let until = self.now + target.spec.bandwidth.time_for(block.times(2 * blocks));
+        self.lanes.iter_mut().filter(|lane| lane.id().device == device).for_each(|lane| lane.hold(until));
         Ok(())
     }
 
@@ -309,6 +318,7 @@ impl World for SimWorld {
             Command::Launch(launch) => self.launch(launch),
             Command::Recall { job, lane, fate } => self.recall(*job, *lane, *fate),
             Command::Prefetch { .. } => self.prefetch(command, view),
+            Command::MoveBlocks { device, moves } => self.move_blocks(*device, moves.len() as u64, view),
             _ => Ok(()),
         }
     }

@@ -29,7 +29,8 @@ pub(crate) struct Member {
     /// With the bytes that its weights take on a device.
     pub(crate) model: Model,
     pub(crate) devices: Vec<DeviceId>,
-    /// How it batches. The block size is the same for all members.
+    /// How it batches. A block of its tokens takes about as many bytes as one of another member's: blocks of
+    /// a device are as large as the largest of those that may lie there.
     pub(crate) options: BatchOptions,
 }
 
@@ -173,29 +174,32 @@ fn has_room(layout: &DeviceLayout) -> bool {
 /// blocks and activations are large enough for any.
 fn layout(plans: &[Plan<'_>], resident: &[TenantId], usable: Bytes) -> DeviceLayout {
     let residents = || resident.iter().filter_map(|tenant| plans.get(tenant.index()));
-    let per_token = |plan: &Plan<'_>| plan.member.model.kv_bytes_per_token;
+    let block = |plan: &Plan<'_>| kv_block(plan.member);
     let mut activations: Bytes = residents().map(|plan| plan.activations).sum();
-    let mut kv_per_token = residents().map(per_token).max().unwrap_or(Bytes::ZERO);
+    let mut kv_block = residents().map(block).max().unwrap_or(LEAST_BLOCK);
     let guests = || residents().skip(1).filter(|plan| plan.member.is_sensitive());
     if let Some(smallest) = guests().map(|plan| plan.activations).min() {
         let sensitive = || plans.iter().filter(|plan| plan.member.is_sensitive());
         let largest = sensitive().map(|plan| plan.activations).max().unwrap_or(smallest);
         activations += (largest - smallest).times(guests().count() as u64);
-        kv_per_token = kv_per_token.max(sensitive().map(per_token).max().unwrap_or(Bytes::ZERO));
+        kv_block = kv_block.max(sensitive().map(block).max().unwrap_or(LEAST_BLOCK));
     }
-    let block_tokens = residents().map(|plan| plan.member.options.block_tokens).max().unwrap_or(1);
     DeviceLayout {
         usable,
         weights: residents().map(|plan| plan.member.model.weights.align_up(ALIGN)).sum(),
         arena: (activations.scale(5, 4) + Bytes::kib(4)).align_up(ALIGN),
         staging: Bytes::ZERO,
-        kv_block: kv_block(kv_per_token, block_tokens),
-        kv_block_tokens: block_tokens,
+        kv_block,
+        kv_block_tokens: residents().map(|plan| plan.member.options.block_tokens).next().unwrap_or(1),
     }
 }
 
-fn kv_block(per_token: Bytes, tokens: u32) -> Bytes {
-    if per_token == Bytes::ZERO { LEAST_BLOCK } else { per_token.times(u64::from(tokens)) }
+/// Bytes of a block of the member's tokens.
+fn kv_block(member: &Member) -> Bytes {
+    match member.model.kv_bytes_per_token {
+        Bytes::ZERO => LEAST_BLOCK,
+        per_token => per_token.times(u64::from(member.options.block_tokens)),
+    }
 }
 
 /// Guests' weights come from an owner's device over the fastest route, or from host memory.

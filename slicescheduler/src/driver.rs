@@ -18,7 +18,7 @@ mod measure;
 use std::sync::Arc;
 
 use slicescheduler_gmg::delta::NewRequest;
-use slicescheduler_gmg::id::{DeviceId, JobId, RequestId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, JobId, ModelId, RequestId, TenantId};
 use slicescheduler_gmg::job::{JobSpec, StoredState};
 use slicescheduler_gmg::plan::{Action, Clock, Ended, Event, Observer, Plan, WhatIf, World};
 use slicescheduler_gmg::units::Nanos;
@@ -49,11 +49,13 @@ pub struct DriverOptions {
     pub budget: Budget,
     /// Measures decisions; without it none is measured.
     pub stopwatch: Option<Arc<dyn Clock>>,
+    /// True if the world can have KV blocks in the part of a device for weights, and move what they hold.
+    pub shares_slots: bool,
 }
 
 impl Default for DriverOptions {
     fn default() -> Self {
-        Self { budget: Budget::evaluations(64), stopwatch: None }
+        Self { budget: Budget::evaluations(64), stopwatch: None, shares_slots: false }
     }
 }
 
@@ -79,6 +81,7 @@ pub struct Driver<W> {
     world: W,
     budget: Budget,
     stopwatch: Option<Arc<dyn Clock>>,
+    shares_slots: bool,
     decisions: DecisionTimes,
     now: Nanos,
     wake_at: Option<Nanos>,
@@ -121,6 +124,7 @@ impl<W: World> Driver<W> {
             world,
             budget: options.budget,
             stopwatch: options.stopwatch,
+            shares_slots: options.shares_slots,
             decisions: DecisionTimes::default(),
             now: Nanos::ZERO,
             wake_at: None,
@@ -382,8 +386,19 @@ impl<W: World> Driver<W> {
         let blocks = tokens.div_ceil(batcher.options().block_tokens.max(1)).saturating_add(1);
         let view = self.gmg.view();
         let own = batcher.replicas().iter().filter(|replica| view.owner(replica.device) == Some(tenant));
-        let most = own.filter_map(|replica| Some(view.memory(replica.device)?.kv().total())).max().unwrap_or(0);
+        let most = own.filter_map(|replica| self.most_blocks(replica.model, replica.device)).max().unwrap_or(0);
         (blocks > most).then_some(RequestError::TooLong { tokens, blocks, most })
+    }
+
+    /// The KV blocks that an owner's sequence can have on its device: all of them, and where weights give
+    /// way to it, those of the part for weights that its own leave.
+    fn most_blocks(&self, model: ModelId, device: DeviceId) -> Option<u32> {
+        let view = self.gmg.view();
+        let memory = view.memory(device)?;
+        let shared = self.shares_slots && self.policy.shares_slots();
+        let own = memory.weight_region(model).filter(|_| shared).map(|region| region.end());
+        let borrowed = own.map_or(0, |end| memory.layout().borrowable_from(end));
+        Some(memory.kv().total().max(memory.layout().kv_blocks() + borrowed))
     }
 
     fn decide(&mut self, event: &Event, observer: &mut dyn Observer) -> Result<(), DriverError> {
@@ -394,6 +409,7 @@ impl<W: World> Driver<W> {
             demand: &self.batching,
             what_if: &mut self.what_if,
             budget: self.budget,
+            shares_slots: self.shares_slots,
         };
         let plan = self.policy.on_event(&mut context, event);
         if let (Some(begun), Some(stopwatch)) = (begun, &self.stopwatch) {

@@ -89,11 +89,32 @@ impl Setup {
     /// If the cluster is impossible or a model does not fit its container.
     pub fn new(scenario: &Scenario, policy: &dyn Policy) -> Result<Self, SetupError> {
         let cluster = cluster(scenario)?;
-        let members = scenario.tenants.iter().map(|tenant| member(scenario, tenant)).collect::<Result<Vec<_>, _>>()?;
+        let mut members =
+            scenario.tenants.iter().map(|tenant| member(scenario, tenant)).collect::<Result<Vec<_>, _>>()?;
+        fit_blocks(&mut members, scenario.engine.block_tokens);
         let usable: Vec<Bytes> =
             cluster.devices().iter().map(|device| share(device.spec.memory, scenario.cluster.usable)).collect();
         let Assembly { gmg, batching, models, prefetch } = assemble(cluster, &members, &usable, policy)?;
         Ok(Self { gmg, batching, models, prefetch })
+    }
+}
+
+/// Lets blocks of models with KV caches of different width take the same bytes, so that sequences of any of
+/// them waste little of a block: of the sizes from `tokens` tokens of the narrowest model to four times as many, or
+/// as many as a token of the widest takes, the one that wastes least.
+fn fit_blocks(members: &mut [Member], tokens: u32) {
+    let widths = || members.iter().map(|member| member.model.kv_bytes_per_token.get()).filter(|&width| width > 0);
+    let (Some(narrowest), Some(widest)) = (widths().min(), widths().max()) else { return };
+    if narrowest == widest {
+        return;
+    }
+    let most = u64::from(tokens).max(widest.div_ceil(narrowest)).saturating_mul(4);
+    let waste = |size: u64| widths().map(|width| (size % width) * 1000 / size.max(1)).max();
+    let sizes = (u64::from(tokens)..=most).map(|count| count.saturating_mul(narrowest));
+    let Some(size) = sizes.filter(|&size| size >= widest).min_by_key(|&size| (waste(size), size)) else { return };
+    for member in members.iter_mut().filter(|member| member.model.kv_bytes_per_token > Bytes::ZERO) {
+        let count = size / member.model.kv_bytes_per_token.get();
+        member.options.block_tokens = u32::try_from(count).unwrap_or(u32::MAX).max(1);
     }
 }
 

@@ -71,6 +71,7 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
         Intent::ForkSequence { of, request } => prefixes::fork(store, *of, *request),
         Intent::OwnBlock { request, device, block } => prefixes::own(store, *request, *device, *block),
         Intent::DropPrefixes { tenant, device } => prefixes::drop_cached(store, *tenant, *device),
+        Intent::BorrowSlots { device, blocks } => borrow_slots(store, *device, *blocks),
         Intent::ReturnDevice { device } => {
             memory(store, *device)?;
             store.statics_mut().lost[device.index()] = false;
@@ -106,6 +107,30 @@ fn lay_out<S: Store>(store: &mut S, device: DeviceId, layout: DeviceLayout) -> R
     let memory = memory(store, device)?;
     *memory = memory.emptied(layout);
     Ok(Effect::None)
+}
+
+fn borrow_slots<S: Store>(store: &mut S, device: DeviceId, blocks: u32) -> Result<Effect, GmgError> {
+    let found = usable_device(store, device)?;
+    let (layout, available) = (*found.layout(), found.borrowable_blocks());
+    let (used, shrinks) = (found.kv().used_blocks(), blocks < found.borrowed_blocks());
+    let bytes = |blocks: u32| layout.kv_block.times(u64::from(blocks));
+    if blocks > available {
+        let (wanted, available) = (bytes(blocks), bytes(available));
+        return Err(GmgError::NoMemory { device, what: "weight slots for KV blocks", wanted, available });
+    }
+    let lanes = store.cluster().devices()[device.index()].spec.lanes;
+    let busy = |index| store.lane(LaneId::new(device, index)).is_some_and(|lane| !lane.is_empty());
+    if shrinks && (0..lanes).any(busy) {
+        return Err(GmgError::DeviceInUse(device, bytes(used)));
+    }
+    let what = "KV blocks in use, beside weights";
+    let moves = memory(store, device)?.borrow_slots(blocks).ok_or(GmgError::NoMemory {
+        device,
+        what,
+        wanted: bytes(used),
+        available: bytes(layout.kv_blocks() + blocks),
+    })?;
+    Ok(if moves.is_empty() { Effect::None } else { Effect::Moved(moves.into()) })
 }
 
 fn add_tenant<S: Store>(store: &mut S, tenant: &Arc<Tenant>) -> Result<Effect, GmgError> {

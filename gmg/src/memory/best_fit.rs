@@ -124,6 +124,36 @@ impl BestFit {
         true
     }
 
+    /// From where on everything up to the end of the range is free.
+    pub fn free_from(&self) -> Bytes {
+        let last = self.offsets.last().zip(self.lengths.last());
+        let from =
+            last.filter(|&(offset, length)| offset + length == self.units).map_or(self.units, |(offset, _)| *offset);
+        self.start + bytes(from)
+    }
+
+    /// Moves the end of the range, which is rounded down to the alignment. False, and nothing changes, if
+    /// something beyond it is handed out.
+    pub(super) fn end_at(&mut self, end: Bytes) -> bool {
+        let units = (end.get() / ALIGNMENT).saturating_sub(self.start.get() / ALIGNMENT);
+        let units = u32::try_from(units).unwrap_or(u32::MAX);
+        if bytes(units) + self.start < self.free_from() {
+            return false;
+        }
+        let touches =
+            self.offsets.last().zip(self.lengths.last()).is_some_and(|(offset, length)| offset + length == self.units);
+        match self.lengths.last_mut() {
+            Some(length) if touches => *length = *length + units - self.units,
+            _ if units > self.units => self.insert(self.offsets.len(), self.units, units - self.units),
+            _ => {}
+        }
+        if self.lengths.last() == Some(&0) {
+            self.remove(self.lengths.len() - 1);
+        }
+        self.units = units;
+        true
+    }
+
     /// Gives back a region that [`allocate`](Self::allocate) returned. Returns false, and changes
     /// nothing, if any byte of it is free already or outside the range.
     pub fn free(&mut self, region: Region) -> bool {

@@ -64,6 +64,44 @@ impl DeviceLayout {
     pub fn kv_offset(&self) -> Bytes {
         self.weights + self.arena + self.staging
     }
+
+    /// Blocks between the part for weights and the KV blocks, in the raster of the KV blocks.
+    fn between(&self) -> u64 {
+        (self.arena + self.staging).get().div_ceil(self.kv_block.get().max(1))
+    }
+
+    /// The most KV blocks that the part for weights has room for, without any weights.
+    pub fn most_borrowed(&self) -> u32 {
+        match self.kv_block.get() {
+            0 => 0,
+            block => u32::try_from((self.kv_offset().get() / block).saturating_sub(self.between())).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// The most KV blocks that the part for weights has room for from `offset` on.
+    pub fn borrowable_from(&self, offset: Bytes) -> u32 {
+        let most = u64::from(self.most_borrowed());
+        let room = self.weights_end(1) + self.kv_block - offset;
+        (room.get() / self.kv_block.get().max(1)).min(most) as u32
+    }
+
+    /// Where the part for weights ends while its last bytes hold `borrowed` KV blocks.
+    pub fn weights_end(&self, borrowed: u32) -> Bytes {
+        match borrowed {
+            0 => self.weights,
+            _ => self.kv_offset() - self.kv_block.times(self.between() + u64::from(borrowed)),
+        }
+    }
+
+    /// Where a KV block lies. Blocks with a number of [`kv_blocks`](Self::kv_blocks) and more are
+    /// borrowed: they lie in the part for weights, from its end downwards. All blocks are in one raster,
+    /// so a kernel can address them as one array.
+    pub fn block_offset(&self, block: u32) -> Bytes {
+        match block.checked_sub(self.kv_blocks()) {
+            None => self.kv_offset() + self.kv_block.times(u64::from(block)),
+            Some(borrowed) => self.weights_end(borrowed.saturating_add(1)),
+        }
+    }
 }
 
 /// Whether a model's weights are on a device.
@@ -153,6 +191,28 @@ impl DeviceMemory {
     /// The KV blocks.
     pub fn kv(&self) -> &KvPool {
         &self.kv
+    }
+
+    /// KV blocks that lie in the part for weights now.
+    pub fn borrowed_blocks(&self) -> u32 {
+        self.kv.total() - self.layout.kv_blocks()
+    }
+
+    /// The most KV blocks that the part for weights has room for behind the weights that are there.
+    pub fn borrowable_blocks(&self) -> u32 {
+        self.layout.borrowable_from(self.weights.slots.free_from())
+    }
+
+    /// Lets the KV pool have `blocks` blocks in the part for weights, from its end, and says which blocks
+    /// moved for it. [`None`], and nothing changes, if weights lie there, or if what sequences have does not
+    /// fit into the blocks that remain.
+    pub(crate) fn borrow_slots(&mut self, blocks: u32) -> Option<Vec<(u32, u32)>> {
+        if blocks > self.borrowable_blocks() {
+            return None;
+        }
+        let moves = Arc::make_mut(&mut self.kv).resize(self.layout.kv_blocks() + blocks)?;
+        Arc::make_mut(&mut self.weights).slots.end_at(self.layout.weights_end(blocks));
+        Some(moves)
     }
 
     /// The weight slots.
@@ -381,5 +441,92 @@ impl DeviceMemory {
 
     pub(crate) fn release_external(&mut self, bytes: Bytes) {
         self.ledger.remove(ByteKind::External, bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Room for four models of 100 units, and for ten KV blocks of 30 units behind 50 others.
+    fn layout() -> DeviceLayout {
+        let unit = |n: u64| Bytes(256 * n);
+        DeviceLayout {
+            usable: unit(400 + 50 + 300),
+            weights: unit(400),
+            arena: unit(40),
+            staging: unit(10),
+            kv_block: unit(30),
+            kv_block_tokens: 16,
+        }
+    }
+
+    #[test]
+    fn borrowed_blocks_lie_in_the_raster_of_the_others_below_what_is_between() {
+        let layout = layout();
+        assert_eq!(layout.kv_blocks(), 10);
+        assert_eq!(layout.most_borrowed(), 13, "450 units are 15 blocks, of which 50 units take two");
+        assert_eq!(layout.block_offset(9), layout.kv_offset() + Bytes(256 * 270));
+        assert_eq!(layout.block_offset(10), layout.kv_offset() - Bytes(256 * 90));
+        assert_eq!(layout.block_offset(22), Bytes::ZERO);
+        assert_eq!((layout.weights_end(0), layout.weights_end(1)), (Bytes(256 * 400), layout.block_offset(10)));
+        assert_eq!(layout.borrowable_from(Bytes(256 * 101)), 9, "259 units");
+    }
+
+    proptest! {
+        /// Whatever comes and goes: blocks and weights never share a byte, every block has one owner, and what
+        /// moves arrives where its sequence looks for it.
+        #[test]
+        fn weights_and_blocks_share_a_region_without_sharing_a_byte(
+            steps in prop::collection::vec((0u8..5, 0u32..6, 0u32..14), 1..200),
+        ) {
+            let mut memory = DeviceMemory::new(layout());
+            let mut content: HashMap<u32, (u64, usize)> = HashMap::new();
+            for (what, which, amount) in steps {
+                let (model, request) = (ModelId(which), RequestId(u64::from(which)));
+                match what {
+                    0 => drop(memory.reserve_weights(model, Bytes(256 * 100), WeightState::Resident)),
+                    1 => drop(memory.release_weights(model)),
+                    2 => {
+                        memory.grow_kv(request, TenantId(0), amount);
+                        content.extend((0..).zip(memory.kv().table(request)).map(|(at, &block)| (block, (request.0, at))));
+                    }
+                    3 => {
+                        memory.release_kv(request);
+                    }
+                    _ => {
+                        let before = memory.clone();
+                        match memory.borrow_slots(amount) {
+                            Some(moves) => {
+                                prop_assert_eq!(memory.borrowed_blocks(), amount);
+                                for (from, to) in moves {
+                                    prop_assert!(to < memory.kv().total() && memory.kv().total() <= from);
+                                    let held = content[&from];
+                                    content.insert(to, held);
+                                }
+                            }
+                            None => prop_assert_eq!(&memory, &before),
+                        }
+                    }
+                }
+                let mut used = 0;
+                for request in memory.kv().sequences() {
+                    for (at, block) in memory.kv().table(request).iter().enumerate() {
+                        used += 1;
+                        prop_assert_eq!(content[block], (request.0, at));
+                    }
+                }
+                prop_assert_eq!(used, memory.kv().used_blocks(), "no block has two owners");
+                let end = memory.models().filter_map(|(model, _)| memory.weight_region(model)).map(|region| region.end()).max();
+                let begin = layout().weights_end(memory.borrowed_blocks());
+                prop_assert!(end.unwrap_or_default() <= begin);
+                prop_assert!(memory.borrowable_blocks() >= memory.borrowed_blocks());
+                prop_assert_eq!(memory.ledger().of(ByteKind::Kv), layout().kv_block.times(u64::from(used)));
+            }
+        }
     }
 }

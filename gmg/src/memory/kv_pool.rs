@@ -77,6 +77,38 @@ impl KvPool {
         self.total
     }
 
+    /// Changes the number of blocks. What free blocks beyond it hold is found no more; what blocks of sequences
+    /// beyond it hold moves to free blocks before it: the result says from where to where. [`None`], and nothing
+    /// changes, if those are too few, or if any of what would move is shared. Blocks with low numbers are handed
+    /// out first afterwards. O(b log b) in the blocks that were handed out before.
+    pub(crate) fn resize(&mut self, total: u32) -> Option<Vec<(u32, u32)>> {
+        if self.used_blocks() > total {
+            return None;
+        }
+        if let Some(shared) = &mut self.shared {
+            if (total..self.untouched).any(|block| shared.holders(block) > 0) {
+                return None;
+            }
+            (total..self.untouched).for_each(|_| shared.drop_last_block());
+        }
+        self.free.retain(|&block| block < total);
+        self.free.sort_unstable_by_key(|&block| std::cmp::Reverse(block));
+        self.untouched = self.untouched.min(total);
+        self.total = total;
+        let mut moves = Vec::new();
+        if self.shared.is_none() {
+            for request in self.sequences() {
+                let Some(sequence) = self.sequences.get_mut(&request) else { continue };
+                for block in sequence.table.iter_mut().filter(|block| **block >= total) {
+                    let Some(to) = self.free.pop() else { continue };
+                    moves.push((*block, to));
+                    *block = to;
+                }
+            }
+        }
+        Some(moves)
+    }
+
     /// Blocks that belong to no sequence, those included whose content is still found.
     pub fn free_blocks(&self) -> u32 {
         self.total - self.untouched + self.shared.as_ref().map_or(self.free.len() as u32, |shared| shared.free())

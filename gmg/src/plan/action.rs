@@ -171,6 +171,13 @@ pub enum Action {
         /// Where.
         device: DeviceId,
     },
+    /// Let the KV pool of a device have so many blocks in the part for weights, in all.
+    BorrowSlots {
+        /// Where.
+        device: DeviceId,
+        /// KV blocks there.
+        blocks: u32,
+    },
     /// Free KV blocks by preempting sequences of a replica, the youngest first. Batching carries
     /// it out; [`Gmg::accept`](crate::Gmg::accept) drops one that it is given.
     EvictSequences {
@@ -291,6 +298,14 @@ pub enum Command {
         model: ModelId,
         /// Where.
         device: DeviceId,
+    },
+    /// Copy what KV blocks of a device hold, from the first to the second of each pair, before anything
+    /// that is launched there later. Nothing is on its lanes.
+    MoveBlocks {
+        /// The device.
+        device: DeviceId,
+        /// From where to where. No block is in two pairs.
+        moves: Arc<[(u32, u32)]>,
     },
 }
 

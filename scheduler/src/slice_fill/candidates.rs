@@ -10,14 +10,10 @@ use slicescheduler_gmg::tenant::LendingMode;
 use slicescheduler_gmg::units::Nanos;
 
 use crate::demand::ReplicaInfo;
-use crate::placing::{
-    block_tokens, free_blocks, free_blocks_after, is_latency, lane_of, owner_replica, total_blocks, unlimited,
-};
+use crate::placing::{block_tokens, free_blocks_after, is_latency, lane_of, owner_replica, total_blocks, unlimited};
 use crate::policy::Context;
-use crate::slice_fill::{Candidate, CandidateWork, SliceFill};
-
-/// What was left out of a plan because an earlier action may change it is looked at again after this.
-const REPLAN: Nanos = Nanos::us(1);
+use crate::slice_fill::space::Need;
+use crate::slice_fill::{Candidate, CandidateWork, REPLAN, SliceFill};
 
 pub(super) type Candidates = SmallVec<[Candidate; 4]>;
 
@@ -76,7 +72,7 @@ impl SliceFill {
             context.demand.peek(replica.id, limits, &mut self.scratch);
             if is_owner && self.is_short() {
                 let wanted =
-                    context.demand.waiting(tenant).map_or(0, |waiting| waiting.tokens / block_tokens(view, device));
+                    context.demand.waiting(tenant).map_or(0, |waiting| waiting.tokens / block_tokens(view, &replica));
                 let total = u64::from(total_blocks(view, device));
                 let wanted = (wanted + u64::from(self.reserve_blocks(context, device))).min(total) as u32;
                 let room = self.make_room(context, device, wanted, plan);
@@ -84,6 +80,13 @@ impl SliceFill {
                 context.demand.peek(replica.id, limits, &mut self.scratch);
                 if self.is_short() && self.recall_guest(context, device, plan) {
                     continue;
+                }
+            }
+            if is_owner {
+                let lacks = self.is_short();
+                self.devices[device.index()].space.owner_lacks = lacks;
+                if lacks {
+                    self.give_up_slot(context, device, Need::Owner, plan);
                 }
             }
             if self.scratch.is_empty() && self.scratch.preempted == 0 {
@@ -131,7 +134,12 @@ impl SliceFill {
     }
 
     /// Best-effort work on `device`: a recalled job first, then the owner's, then a guest's.
-    pub(super) fn best_effort_candidate(&mut self, context: &Context<'_>, device: DeviceId) -> Option<Candidate> {
+    pub(super) fn best_effort_candidate(
+        &mut self,
+        context: &Context<'_>,
+        device: DeviceId,
+        plan: &mut Plan,
+    ) -> Option<Candidate> {
         let view = context.view;
         let suspended = self.devices[device.index()].suspended.iter().find(|s| s.rank < Rank::GuestLatency);
         if let Some(suspended) = suspended {
@@ -153,8 +161,11 @@ impl SliceFill {
             if replica.in_flight || !view.is_resident(replica.model, device) {
                 continue;
             }
-            let limits = self.best_effort_limits(context, &replica, owner == Some(tenant));
+            let limits = self.best_effort_limits(context, &replica, owner == Some(tenant), plan);
             context.demand.peek(replica.id, limits, &mut self.scratch);
+            if self.is_short() && self.give_up_slot(context, device, Need::BestEffort, plan) {
+                context.demand.peek(replica.id, limits, &mut self.scratch);
+            }
             if self.scratch.preempted > 0 && self.guests_hold_blocks(context, &replica) {
                 continue;
             }
@@ -179,13 +190,21 @@ impl SliceFill {
         context.view.owner(replica.device) == Some(tenant) && kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(tenant))
     }
 
-    fn best_effort_limits(&self, context: &Context<'_>, replica: &ReplicaInfo, is_owner: bool) -> BatchLimits {
-        let free = free_blocks(context.view, replica.device);
+    fn best_effort_limits(
+        &self,
+        context: &Context<'_>,
+        replica: &ReplicaInfo,
+        is_owner: bool,
+        plan: &Plan,
+    ) -> BatchLimits {
+        let free = free_blocks_after(context, replica.device, plan);
         let reserve = self.reserve_blocks(context, replica.device);
         if is_owner {
             return BatchLimits { keep_free: reserve, ..unlimited(free) };
         }
-        let limits = BatchLimits { keep_free: reserve - reserve / 2, ..unlimited(free.saturating_sub(reserve / 2)) };
+        let lends = !self.devices[replica.device.index()].space.owner_lacks;
+        let free = if lends { free.saturating_sub(reserve / 2) } else { 0 };
+        let limits = BatchLimits { keep_free: reserve - reserve / 2, ..unlimited(free) };
         BatchLimits { tokens: self.options.guest_tokens, ..limits }
     }
 

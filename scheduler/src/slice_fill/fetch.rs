@@ -11,14 +11,14 @@ use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::cluster::Endpoint;
 use slicescheduler_gmg::id::{DeviceId, ModelId, TenantId};
 use slicescheduler_gmg::memory::WeightState;
-use slicescheduler_gmg::plan::{Action, Plan, Rank, Source};
+use slicescheduler_gmg::plan::{Action, Fate, Plan, Rank, Source};
 use slicescheduler_gmg::units::{Bandwidth, Nanos};
 
 use crate::demand::{ReplicaInfo, Waiting};
-use crate::placing::is_latency;
+use crate::placing::{is_latency, lane_of};
 use crate::policy::Context;
-use crate::slice_fill::SliceFill;
 use crate::slice_fill::overflow::prompt_action;
+use crate::slice_fill::{REPLAN, SliceFill};
 
 impl SliceFill {
     /// Fetches the tenant's weights to the device where waiting requests would be computed first,
@@ -27,15 +27,24 @@ impl SliceFill {
         let Some(model) = home_model(context, tenant).filter(|&model| !is_loading(context, model)) else { return };
         let tokens = u64::from(context.demand.token_budget(tenant)).min(waiting.tokens).max(1);
         let mut best: Option<(Nanos, DeviceId, SmallVec<[Action; 3]>)> = None;
+        let mut borrowed: Option<(u32, DeviceId, Source)> = None;
         for device in context.devices() {
             let Some(replica) = self.could_fetch(context, tenant, model, device) else { continue };
             let Some(source) = source(context, tenant, model, device) else { continue };
-            let Some(room) = room(context, model, device) else { continue };
+            let mut actions: SmallVec<[Action; 3]> = match room(context, model, device) {
+                Some(Room::Free) => SmallVec::new(),
+                Some(Room::InPlaceOf(model)) => SmallVec::from_iter([Action::EvictWeights { model, device }]),
+                Some(Room::Borrowed { used }) => {
+                    if borrowed.is_none_or(|(least, ..)| used < least) {
+                        borrowed = Some((used, device, source));
+                    }
+                    continue;
+                }
+                None => continue,
+            };
             if !context.budget.take() {
                 break;
             }
-            let mut actions: SmallVec<[Action; 3]> =
-                room.map(|model| Action::EvictWeights { model, device }).into_iter().collect();
             actions.push(Action::Prefetch { model, device, source });
             actions.push(prompt_action(&replica, tokens, waiting, Rank::GuestLatency));
             let Some(finish) = self.finish_of_last(context, &actions) else { continue };
@@ -48,6 +57,31 @@ impl SliceFill {
         if let Some((_, device, actions)) = best {
             self.devices[device.index()].guest_since = context.now;
             plan.actions.extend(actions);
+        } else if let Some((_, device, source)) = borrowed {
+            self.ask_for_slot(context, device, (model, source), waiting, plan);
+        }
+    }
+
+    /// The weights come to a device whose KV pool has their slot, as soon as nothing is on its lane, if
+    /// waiting requests can still be in time behind twice the time of the copy.
+    fn ask_for_slot(
+        &mut self,
+        context: &mut Context<'_>,
+        device: DeviceId,
+        (model, source): (ModelId, Source),
+        waiting: &Waiting,
+        plan: &mut Plan,
+    ) {
+        let Some(bytes) = context.view.model(model).map(|model| model.weights) else { return };
+        let copy = bandwidth(context, source, device).time_for(bytes);
+        let asked = self.devices.iter().any(|state| state.space.asked.is_some_and(|(other, _)| other == model));
+        if asked || context.now + copy.times(2) > waiting.last_due {
+            return;
+        }
+        self.devices[device.index()].space.asked = Some((model, source));
+        match context.view.lane(lane_of(device)).and_then(|lane| lane.queue().first()) {
+            Some(entry) => plan.actions.push(Action::Recall { job: entry.job, fate: Fate::Keep }),
+            None => plan.wake(context.now + REPLAN),
         }
     }
 
@@ -81,14 +115,30 @@ fn is_loading(context: &Context<'_>, model: ModelId) -> bool {
     })
 }
 
-/// What has to go for the model to fit: nothing, or the weights of a latency-sensitive guest that
-/// has no sequence on the device and no request waiting. [`None`] if it would not fit even then.
-fn room(context: &Context<'_>, model: ModelId, device: DeviceId) -> Option<Option<ModelId>> {
+/// How a model can get a slot.
+enum Room {
+    /// It fits.
+    Free,
+    /// It fits when the weights of this latency-sensitive guest go, which has no sequence on the device and
+    /// no request waiting.
+    InPlaceOf(ModelId),
+    /// It fits when the KV pool gives back blocks.
+    Borrowed {
+        /// KV blocks in use on the device.
+        used: u32,
+    },
+}
+
+fn room(context: &Context<'_>, model: ModelId, device: DeviceId) -> Option<Room> {
     let view = context.view;
     let memory = view.memory(device)?;
     let wanted = view.model(model)?.weights;
     if memory.weight_slots().largest_gap() >= wanted {
-        return Some(None);
+        return Some(Room::Free);
+    }
+    if memory.borrowed_blocks() > 0 {
+        let fits = memory.weight_slots().free_from() + wanted <= memory.layout().weights;
+        return fits.then(|| Room::Borrowed { used: memory.kv().used_blocks() });
     }
     let idle_guest = |&(guest, state): &(ModelId, WeightState)| {
         let Some(described) = view.model(guest) else { return false };
@@ -101,21 +151,27 @@ fn room(context: &Context<'_>, model: ModelId, device: DeviceId) -> Option<Optio
             && unused
             && context.demand.waiting(tenant).is_none()
     };
-    memory.models().find(idle_guest).map(|(guest, _)| Some(guest))
+    memory.models().find(idle_guest).map(|(guest, _)| Room::InPlaceOf(guest))
 }
 
 /// Where the weights come from fastest.
-fn source(context: &Context<'_>, tenant: TenantId, model: ModelId, device: DeviceId) -> Option<Source> {
+pub(super) fn source(context: &Context<'_>, tenant: TenantId, model: ModelId, device: DeviceId) -> Option<Source> {
     let view = context.view;
-    let cluster = view.cluster();
-    let bandwidth = |from: Endpoint| {
-        cluster.route(from, Endpoint::Device(device)).map_or(Bandwidth::ZERO, |route| route.bandwidth(cluster))
-    };
     let home = context
         .devices()
         .filter(|&home| view.owner(home) == Some(tenant) && !view.is_lost(home) && view.is_resident(model, home));
-    let host = (bandwidth(Endpoint::Host(cluster.device(device)?.node)), Source::Host);
-    let homes = home.map(|home| (bandwidth(Endpoint::Device(home)), Source::Device(home)));
-    let (bandwidth, source) = homes.chain([host]).reduce(|best, next| if next.0 > best.0 { next } else { best })?;
+    let sources = home.map(Source::Device).chain([Source::Host]);
+    let sources = sources.map(|source| (bandwidth(context, source, device), source));
+    let (bandwidth, source) = sources.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
     (!bandwidth.is_zero()).then_some(source)
+}
+
+fn bandwidth(context: &Context<'_>, source: Source, device: DeviceId) -> Bandwidth {
+    let cluster = context.view.cluster();
+    let from = match source {
+        Source::Device(home) => Some(Endpoint::Device(home)),
+        Source::Host => cluster.device(device).map(|device| Endpoint::Host(device.node)),
+    };
+    let route = from.and_then(|from| cluster.route(from, Endpoint::Device(device)));
+    route.map_or(Bandwidth::ZERO, |route| route.bandwidth(cluster))
 }

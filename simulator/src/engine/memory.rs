@@ -29,9 +29,9 @@ impl MemoryState {
     pub fn from_graph(memory: &DeviceMemory) -> Self {
         let layout = memory.layout();
         let mut state = Self::of(layout.usable);
-        state.limit[ByteKind::Weights as usize] = layout.weights.get();
+        state.limit[ByteKind::Weights as usize] = layout.weights_end(memory.borrowed_blocks()).get();
         state.limit[ByteKind::Activations as usize] = layout.arena.get();
-        state.limit[ByteKind::Kv as usize] = layout.kv_block.times(u64::from(layout.kv_blocks())).get();
+        state.limit[ByteKind::Kv as usize] = layout.kv_block.times(u64::from(memory.kv().total())).get();
         state.count(memory.ledger());
         state
     }

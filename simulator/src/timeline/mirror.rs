@@ -299,6 +299,7 @@ impl Mirror {
                 | Intent::EvictWeights { device, .. }
                 | Intent::ReserveExternal { device, .. }
                 | Intent::ReleaseExternal { device, .. }
+                | Intent::BorrowSlots { device, .. }
                 | Intent::ReturnDevice { device } => Some(Some(*device)),
                 _ => None,
             },
@@ -359,6 +360,7 @@ impl Mirror {
             | Intent::EvictWeights { device, .. }
             | Intent::ReserveExternal { device, .. }
             | Intent::ReleaseExternal { device, .. }
+            | Intent::BorrowSlots { device, .. }
             | Intent::ReturnDevice { device } => self.refresh_device(*device, view),
             _ => {}
         }

@@ -61,15 +61,26 @@ pub(super) struct SimLane {
     running: Option<Running>,
     queue: VecDeque<Launch>,
     taken_back: Vec<(Launch, Fate)>,
+    /// Nothing starts before.
+    held: Nanos,
 }
 
 impl SimLane {
     pub(super) fn new(id: LaneId) -> Self {
-        Self { id, running: None, queue: VecDeque::new(), taken_back: Vec::new() }
+        Self { id, running: None, queue: VecDeque::new(), taken_back: Vec::new(), held: Nanos::ZERO }
     }
 
     pub(super) fn id(&self) -> LaneId {
         self.id
+    }
+
+    /// Nothing that has not started starts before `until`.
+    pub(super) fn hold(&mut self, until: Nanos) {
+        self.held = self.held.max(until);
+    }
+
+    pub(super) fn held(&self) -> Nanos {
+        self.held
     }
 
     pub(super) fn is_idle(&self) -> bool {

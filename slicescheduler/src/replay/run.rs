@@ -72,6 +72,7 @@ pub fn simulate(
         launched_window: world_options.launched_window,
         forecast: options.forecast.clone(),
         stopwatch: options.stopwatch.clone(),
+        shares_slots: true,
     };
     run_policy(scenario, policy, setup, world, &how, progress).map(|(run, _)| run)
 }
@@ -143,6 +144,8 @@ pub struct Run {
     pub forecast: ForecastOptions,
     /// Measures decisions.
     pub stopwatch: Option<Arc<dyn Clock>>,
+    /// True if the world can have KV blocks in the part of a device for weights.
+    pub shares_slots: bool,
 }
 
 /// Runs one policy over any world, and gives the world back.
@@ -164,7 +167,8 @@ pub fn run_policy<W: ReplayWorld>(
     let ForecastOptions { cost, horizon } = how.forecast.clone();
     let what_if = Timeline::of(setup.gmg.view(), cost, Horizon(horizon));
     let what_if = what_if.launched_window(how.launched_window);
-    let options = DriverOptions { stopwatch: stopwatch.clone(), ..DriverOptions::default() };
+    let options =
+        DriverOptions { stopwatch: stopwatch.clone(), shares_slots: how.shares_slots, ..DriverOptions::default() };
     let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options)?;
     driver.prefetch(setup.prefetch, &mut recorder)?;
     let mut feed = Feed::new(scenario)?;

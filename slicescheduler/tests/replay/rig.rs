@@ -187,7 +187,8 @@ pub(crate) fn replayed(scenario: &Scenario, name: &str, faults: &Faults, lengths
     let policy = named(scenario, name);
     let setup = Setup::new(scenario, &*policy).unwrap();
     let world = Watched::new(scenario, &setup, faults, lengths);
-    let how = Run { launched_window: WorldOptions::default().launched_window, ..Run::default() };
+    let launched_window = WorldOptions::default().launched_window;
+    let how = Run { launched_window, shares_slots: true, ..Run::default() };
     let (record, world) = run_policy(scenario, policy, setup, world, &how, &mut Silent).unwrap();
     (record, world.witness)
 }

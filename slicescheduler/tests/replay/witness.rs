@@ -36,6 +36,7 @@ pub(crate) enum Decided {
     Recall { job: JobKey, lane: LaneId, fate: Fate },
     Prefetch { model: ModelId, device: DeviceId },
     EvictWeights { model: ModelId, device: DeviceId },
+    MoveBlocks { device: DeviceId },
 }
 
 /// What a run was seen to do.
@@ -169,6 +170,14 @@ impl Witness {
                 self.resident.remove(&(model, device));
                 Decided::EvictWeights { model, device }
             }
+            Command::MoveBlocks { device, moves } => {
+                let total = view.memory(*device).unwrap().kv().total();
+                let down = moves.iter().all(|&(from, to)| to < total && total <= from);
+                self.check(down, |_| format!("{moves:?} do not clear what is beyond {total} on {device}"));
+                let busy = self.jobs.values().any(|job| job.on_lane && job.launch.lane.device == *device);
+                self.check(!busy, |_| format!("blocks of {device} move under running work"));
+                Decided::MoveBlocks { device: *device }
+            }
             _ => unreachable!("a command that this test does not know"),
         };
         self.decided.push((self.now, decided));
@@ -271,6 +280,12 @@ impl Witness {
                     });
                 }
             }
+            let weights = memory.models().filter_map(|(model, _)| memory.weight_region(model));
+            let end = weights.map(|region| region.end()).max().unwrap_or_default();
+            let lowest = owners.len().checked_sub(1).map(|last| memory.layout().block_offset(last as u32));
+            self.check(memory.borrowed_blocks() == 0 || lowest.is_none_or(|lowest| end <= lowest), |_| {
+                format!("weights of {device} end at {end}, borrowed blocks begin at {lowest:?}")
+            });
             self.check(used == kv.used_blocks(), |_| format!("{used} blocks of {device} have owners"));
             let (total, usable) = (memory.ledger().total(), memory.layout().usable);
             self.check(total <= usable, |_| format!("{total} of {usable} usable bytes of {device} are used"));

@@ -12,6 +12,8 @@ use crate::units::Bytes;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedDevice {
     pub(crate) layout: DeviceLayout,
+    /// KV blocks in the part for weights.
+    borrowed: u32,
     departures: u32,
     /// Whole models: where they lie, and what has arrived of those that are loading.
     models: Vec<(ModelId, Region, WeightState, Option<Bytes>)>,
@@ -29,6 +31,7 @@ impl DeviceMemory {
             |(&model, &(region, state)): (&ModelId, &(Region, WeightState))| (model, region, state, loaded(model));
         SavedDevice {
             layout: self.layout,
+            borrowed: self.borrowed_blocks(),
             departures: self.departures,
             models: self.weights.models.iter().map(model).collect(),
             parts: self.weights.parts.clone(),
@@ -51,6 +54,9 @@ impl DeviceMemory {
     ) -> Result<Self, &'static str> {
         let mut memory = Self::new(saved.layout);
         let mut ledger = Ledger::default();
+        if memory.borrow_slots(saved.borrowed).is_none() {
+            return Err("more KV blocks among the weights than there is room for");
+        }
         let weights = Arc::make_mut(&mut memory.weights);
         let mut before = None;
         for (model, region, state, loaded) in saved.models {
@@ -95,7 +101,7 @@ impl DeviceMemory {
             }
             ledger.add(ByteKind::Activations, region.bytes);
         }
-        memory.kv = Arc::new(KvPool::restored(saved.layout.kv_blocks(), saved.kv, tenants)?);
+        memory.kv = Arc::new(KvPool::restored(memory.kv.total(), saved.kv, tenants)?);
         ledger.add(ByteKind::Kv, saved.layout.kv_block.times(u64::from(memory.kv.used_blocks())));
         ledger.add(ByteKind::External, saved.external);
         memory.ledger = ledger.with_peaks(saved.peaks).ok_or("high-water marks below what is in use")?;

@@ -169,6 +169,18 @@ impl Shared {
         self.blocks.push(Block { hash, tenant, holders: 0, before: NONE, after: NONE, twin: NONE });
     }
 
+    /// Leaves out the block with the highest number, which is in the queue; what it held is forgotten.
+    pub(super) fn drop_last_block(&mut self) {
+        let Some(block) = self.blocks.len().checked_sub(1).map(|last| last as u32) else { return };
+        self.unlink(block);
+        let entry = self.blocks[block as usize];
+        if entry.hash.is_some() {
+            self.counts(entry.tenant).cached -= 1;
+            self.forget(block);
+        }
+        self.blocks.pop();
+    }
+
     /// Takes the block that has been free longest out of the queue, for a sequence of `tenant`; what it
     /// held is forgotten.
     pub(super) fn take(&mut self, tenant: TenantId) -> Option<u32> {
