@@ -24,16 +24,20 @@
 //! | [`baseline`] | what [`SliceFill`] is compared with: published rules, by name, with what can be tuned about them |
 //! | [`batching`] | continuous batching by the rules of vLLM V1 |
 //! | [`demand`] | the policy's view of batching; a host's own batching implements it |
+//! | [`explain`] | what a policy considered, and why it decided as it did |
 //! | [`policy`] | the seam: events in, plans out |
 
 #![forbid(unsafe_code)]
 
 pub mod baseline;
 pub mod batching;
+mod check;
 pub mod demand;
+pub mod explain;
 mod placing;
 pub mod policy;
 mod slice_fill;
 
 pub use baseline::{IdlePriority, StaticContainers};
-pub use slice_fill::{SliceFill, SliceFillOptions};
+pub use check::{PlanError, PlanFault, check_plan};
+pub use slice_fill::{LendingAccount, SliceFill, SliceFillOptions};

@@ -7,6 +7,7 @@ use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_gmg::{GmgView, View};
 
 use crate::demand::Demand;
+use crate::explain::{Considered, Explain, Reason, Verdict, What};
 
 /// How much a decision may cost, in what-if questions. Counted, not timed, so that a replay decides
 /// the same on every machine.
@@ -45,12 +46,30 @@ pub struct Context<'a> {
     /// True if KV blocks may lie in the part of a device for weights, and what they hold may be moved:
     /// [`Action::BorrowSlots`](slicescheduler_gmg::plan::Action::BorrowSlots).
     pub shares_slots: bool,
+    /// Is told every candidate, if anybody wants to know.
+    pub explain: Option<&'a mut (dyn Explain + 'a)>,
 }
 
 impl Context<'_> {
     /// A plan without actions for the graph as it is.
     pub fn plan(&self) -> Plan {
         Plan::nothing(self.view.version())
+    }
+
+    /// Says that a candidate was chosen, or why not.
+    pub fn say(
+        &mut self,
+        device: DeviceId,
+        tenant: TenantId,
+        what: What,
+        rejected: Option<Reason>,
+        finish: Option<Nanos>,
+    ) {
+        let at = self.now;
+        if let Some(explain) = &mut self.explain {
+            let verdict = rejected.map_or(Verdict::Accepted, Verdict::Rejected);
+            explain.considered(&Considered { at, device, tenant, what, verdict, finish });
+        }
     }
 
     /// The devices, ascending.

@@ -22,6 +22,7 @@ mod candidates;
 mod fetch;
 mod overflow;
 mod residency;
+mod shares;
 mod space;
 
 use std::ops::Range;
@@ -33,12 +34,16 @@ use slicescheduler_gmg::tenant::{Class, LendingMode};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use crate::batching::Iteration;
+use crate::explain::{Reason, What};
 use crate::placing::{
     free_blocks_after, is_latency, lane_of, owner_replica, promised_by, reclaim, total_blocks, touched,
 };
 use crate::policy::{Context, Policy, Residency, TenantShape};
 use crate::slice_fill::candidates::Candidates;
+use crate::slice_fill::shares::OwnerRate;
 use crate::slice_fill::space::Space;
+
+pub use crate::slice_fill::shares::LendingAccount;
 
 /// Settings of [`SliceFill`]. One setting serves every workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +76,9 @@ pub struct SliceFillOptions {
     pub borrow_percent: u64,
     /// How long a device keeps the weights that it fetched for a burst, at least.
     pub guest_stay: Nanos,
+    /// The least part of the time of its devices that a best-effort owner with work has over ten
+    /// seconds, in percent: others take no requests there while it has less.
+    pub owner_rate_percent: u64,
     /// How slices are lent, whatever the tenants say.
     pub lending: Option<LendingMode>,
 }
@@ -89,6 +97,7 @@ impl Default for SliceFillOptions {
             borrow_burst: Nanos::secs(10),
             borrow_percent: 10,
             guest_stay: Nanos::secs(2),
+            owner_rate_percent: 10,
             lending: None,
         }
     }
@@ -114,6 +123,8 @@ struct DeviceState {
     guest_since: Nanos,
     /// Its part for weights.
     space: Space,
+    /// What its best-effort owner had.
+    owner_rate: OwnerRate,
 }
 
 /// What a latency-sensitive tenant may still borrow.
@@ -138,6 +149,7 @@ struct Suspended {
 #[derive(Clone, Debug)]
 struct Candidate {
     work: CandidateWork,
+    tenant: TenantId,
     rank: Rank,
     /// When its most urgent token is due.
     due: Nanos,
@@ -162,6 +174,8 @@ pub struct SliceFill {
     forecast: Forecast,
     questions: u64,
     accounts: Vec<Account>,
+    /// By tenant.
+    shares: Vec<LendingAccount>,
 }
 
 impl SliceFill {
@@ -237,6 +251,7 @@ impl SliceFill {
     fn charge(&mut self, context: &Context<'_>, job: JobId, device: DeviceId, time: Nanos) {
         let model = context.view.job(job).and_then(|job| context.view.model(job.spec.model));
         let Some(tenant) = model.map(|model| model.tenant) else { return };
+        self.count(context, tenant, device, time);
         if is_latency(context.view, tenant) && context.view.owner(device) != Some(tenant) {
             if let Some(state) = self.devices.get_mut(device.index()) {
                 state.space.guest_at = context.now;
@@ -282,21 +297,48 @@ impl SliceFill {
         let latency = self.latency_candidates(context, device, plan);
         let best_effort = self.best_effort_candidate(context, device, plan);
         let strict = context.view.owner(device).is_some_and(|owner| !self.lends(context, owner));
+        self.look_at_owner(context, device);
+        let owed = best_effort.as_ref().filter(|candidate| candidate.rank == Rank::OwnerBestEffort);
+        if let Some(owed) = owed.filter(|_| self.owes_owner(context, device)) {
+            return self.start_first(context, device, owed, &latency, plan);
+        }
         let turn =
             |candidate: &&Candidate| (strict && candidate.rank != Rank::OwnerLatency, candidate.due, candidate.rank);
         let at_once = latency.iter().filter(|candidate| candidate.at_once).min_by_key(turn);
         let paced: Candidates = latency.iter().filter(|candidate| !candidate.at_once).cloned().collect();
+        let others: Candidates = latency.iter().chain(&best_effort).cloned().collect();
         match (at_once, paced.iter().min_by_key(turn), best_effort) {
             (None, None, None) => {}
-            (None, Some(paced), None) => self.start(context, device, paced, plan),
-            (Some(first), None, _) => self.start(context, device, first, plan),
-            (None, None, Some(guest)) => self.start(context, device, &guest, plan),
+            (None, Some(paced), None) => self.start_first(context, device, paced, &others, plan),
+            (Some(first), None, _) => self.start_first(context, device, first, &others, plan),
+            (None, None, Some(guest)) => self.start_first(context, device, &guest, &others, plan),
             (Some(first), Some(next), _) if first.rank == Rank::OwnerLatency || next.rank != Rank::OwnerLatency => {
-                self.start(context, device, first, plan);
+                self.start_first(context, device, first, &others, plan);
             }
             (Some(guest), Some(next), _) => self.start_before(context, device, guest, &paced, next, plan),
             (None, Some(next), Some(guest)) => self.start_before(context, device, &guest, &paced, next, plan),
         }
+    }
+
+    /// Starts the first of several candidates, and says so.
+    fn start_first(
+        &mut self,
+        context: &mut Context<'_>,
+        device: DeviceId,
+        first: &Candidate,
+        others: &[Candidate],
+        plan: &mut Plan,
+    ) {
+        if context.explain.is_some() {
+            let mut say = |candidate: &Candidate, rejected| {
+                let what = What::Iteration { rank: candidate.rank };
+                context.say(device, candidate.tenant, what, rejected, None);
+            };
+            say(first, None);
+            let behind = Some(Reason::Behind(first.tenant));
+            others.iter().filter(|other| other.tenant != first.tenant).for_each(|other| say(other, behind));
+        }
+        self.start(context, device, first, plan);
     }
 
     /// Starts `guest` if paced work can wait for it, or else the most urgent paced work.
@@ -312,9 +354,14 @@ impl SliceFill {
         match self.latest_start(context, device, paced, guest) {
             Some(latest) => {
                 self.devices[device.index()].latest_start = Some(latest);
-                self.start(context, device, guest, plan);
+                self.start_first(context, device, guest, paced, plan);
             }
-            None => self.start(context, device, next, plan),
+            None => {
+                let what = What::Iteration { rank: guest.rank };
+                let finish = self.forecast.finish_of_action(0);
+                context.say(device, guest.tenant, what, Some(Reason::NoSlack), finish);
+                self.start_first(context, device, next, paced, plan);
+            }
         }
     }
 
@@ -322,6 +369,9 @@ impl SliceFill {
         let lane = lane_of(device);
         match candidate.work.clone() {
             CandidateWork::Form { replica, limits } => {
+                if candidate.rank < Rank::GuestLatency {
+                    self.took_turn(candidate.tenant);
+                }
                 plan.actions.push(Action::FormBatch { replica, lane, limits, rank: candidate.rank });
             }
             CandidateWork::Resume { job, ops } => {

@@ -24,6 +24,8 @@ use slicescheduler_gmg::plan::{Action, Clock, Ended, Event, Observer, Plan, What
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{Applied, Delta, Effect, Gmg, GmgView, Intent};
 use slicescheduler_scheduler::batching::{Batcher, Completed, Sequence};
+use slicescheduler_scheduler::check_plan;
+use slicescheduler_scheduler::explain::{DecisionLog, Explain, Explanation};
 use slicescheduler_scheduler::policy::{Budget, Context, Policy};
 
 pub use error::{DriverError, RequestError};
@@ -51,11 +53,13 @@ pub struct DriverOptions {
     pub stopwatch: Option<Arc<dyn Clock>>,
     /// True if the world can have KV blocks in the part of a device for weights, and move what they hold.
     pub shares_slots: bool,
+    /// How many decisions and requests to remember for [`Driver::explain`]; nothing is if absent.
+    pub explain: Option<usize>,
 }
 
 impl Default for DriverOptions {
     fn default() -> Self {
-        Self { budget: Budget::evaluations(64), stopwatch: None, shares_slots: false }
+        Self { budget: Budget::evaluations(64), stopwatch: None, shares_slots: false, explain: None }
     }
 }
 
@@ -82,6 +86,7 @@ pub struct Driver<W> {
     budget: Budget,
     stopwatch: Option<Arc<dyn Clock>>,
     shares_slots: bool,
+    log: Option<DecisionLog>,
     decisions: DecisionTimes,
     now: Nanos,
     wake_at: Option<Nanos>,
@@ -125,6 +130,7 @@ impl<W: World> Driver<W> {
             budget: options.budget,
             stopwatch: options.stopwatch,
             shares_slots: options.shares_slots,
+            log: options.explain.map(DecisionLog::new),
             decisions: DecisionTimes::default(),
             now: Nanos::ZERO,
             wake_at: None,
@@ -175,6 +181,16 @@ impl<W: World> Driver<W> {
     /// How long decisions took.
     pub fn decisions(&self) -> &DecisionTimes {
         &self.decisions
+    }
+
+    /// The latest decisions, if they are remembered.
+    pub fn log(&self) -> Option<&DecisionLog> {
+        self.log.as_ref()
+    }
+
+    /// What delayed a request; [`None`] if that is not remembered.
+    pub fn explain(&self, request: RequestId) -> Option<Explanation> {
+        self.log.as_ref()?.explain(request)
     }
 
     /// What forecasts cost.
@@ -231,6 +247,9 @@ impl<W: World> Driver<W> {
         self.batching[request.tenant.index()].enter(sequence);
         let event = Event::Arrived { request: id, at: self.now };
         observer.on_event(&event, self.gmg.view());
+        if let Some(log) = &mut self.log {
+            log.on_event(&event, self.gmg.view());
+        }
         self.decide(&event, observer)?;
         Ok(id)
     }
@@ -275,6 +294,9 @@ impl<W: World> Driver<W> {
             }
         };
         observer.on_event(&event, self.gmg.view());
+        if let Some(log) = &mut self.log {
+            log.on_event(&event, self.gmg.view());
+        }
         self.settle(&event)?;
         self.end_cancelled()?;
         self.decide(&event, observer)?;
@@ -410,12 +432,16 @@ impl<W: World> Driver<W> {
             what_if: &mut self.what_if,
             budget: self.budget,
             shares_slots: self.shares_slots,
+            explain: self.log.as_mut().map(|log| log as &mut dyn Explain),
         };
         let plan = self.policy.on_event(&mut context, event);
         if let (Some(begun), Some(stopwatch)) = (begun, &self.stopwatch) {
             self.decisions.record(stopwatch.now() - begun);
         } else {
             self.decisions.count();
+        }
+        if cfg!(debug_assertions) {
+            check_plan(self.gmg.view(), &self.batching, &plan)?;
         }
         let wake = plan.wake_at.map(|wake| wake.max(self.now));
         self.wake_at = wake.into_iter().chain(self.wake_at).min();

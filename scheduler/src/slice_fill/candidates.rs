@@ -10,6 +10,7 @@ use slicescheduler_gmg::tenant::LendingMode;
 use slicescheduler_gmg::units::Nanos;
 
 use crate::demand::ReplicaInfo;
+use crate::explain::{Reason, What};
 use crate::placing::{block_tokens, free_blocks_after, is_latency, lane_of, owner_replica, total_blocks, unlimited};
 use crate::policy::Context;
 use crate::slice_fill::space::Need;
@@ -38,6 +39,7 @@ impl SliceFill {
             if suspended.rank >= Rank::GuestLatency {
                 candidates.push(Candidate {
                     work: CandidateWork::Resume { job: suspended.job, ops: suspended.ops.clone() },
+                    tenant: suspended.replica.tenant,
                     rank: suspended.rank,
                     due: suspended.due,
                     pace: Nanos::MAX,
@@ -55,7 +57,7 @@ impl SliceFill {
                 continue;
             }
             let is_owner = owner == Some(tenant);
-            let admits = is_owner || self.should_take_over(context, &replica);
+            let admits = is_owner || (!self.owes_owner(context, device) && self.should_take_over(context, &replica));
             if replica.running == 0 && !admits {
                 continue;
             }
@@ -89,11 +91,16 @@ impl SliceFill {
                     self.give_up_slot(context, device, Need::Owner, plan);
                 }
             }
+            if self.is_short() {
+                let what = What::Iteration { rank: view.rank(tenant, device) };
+                context.say(device, tenant, what, Some(Reason::NoBlocks), None);
+            }
             if self.scratch.is_empty() && self.scratch.preempted == 0 {
                 continue;
             }
             candidates.push(Candidate {
                 work: CandidateWork::Form { replica: replica.id, limits },
+                tenant,
                 rank: view.rank(tenant, device),
                 due: self.scratch.due,
                 pace: self.scratch.pace,
@@ -136,7 +143,7 @@ impl SliceFill {
     /// Best-effort work on `device`: a recalled job first, then the owner's, then a guest's.
     pub(super) fn best_effort_candidate(
         &mut self,
-        context: &Context<'_>,
+        context: &mut Context<'_>,
         device: DeviceId,
         plan: &mut Plan,
     ) -> Option<Candidate> {
@@ -145,6 +152,7 @@ impl SliceFill {
         if let Some(suspended) = suspended {
             return Some(Candidate {
                 work: CandidateWork::Resume { job: suspended.job, ops: suspended.ops.clone() },
+                tenant: suspended.replica.tenant,
                 rank: suspended.rank,
                 due: Nanos::MAX,
                 pace: Nanos::MAX,
@@ -152,7 +160,7 @@ impl SliceFill {
             });
         }
         let owner = view.owner(device);
-        let owner_first = owner.into_iter().chain((0..view.tenants().len() as u32).map(TenantId));
+        let owner_first = owner.into_iter().chain(self.guests_in_turn(context, device));
         for tenant in owner_first {
             if is_latency(view, tenant) {
                 continue;
@@ -169,9 +177,14 @@ impl SliceFill {
             if self.scratch.preempted > 0 && self.guests_hold_blocks(context, &replica) {
                 continue;
             }
+            if self.is_short() {
+                let what = What::Iteration { rank: view.rank(tenant, device) };
+                context.say(device, tenant, what, Some(Reason::NoBlocks), None);
+            }
             if !self.scratch.is_empty() {
                 return Some(Candidate {
                     work: CandidateWork::Form { replica: replica.id, limits },
+                    tenant,
                     rank: view.rank(tenant, device),
                     due: Nanos::MAX,
                     pace: Nanos::MAX,

@@ -15,6 +15,7 @@ use slicescheduler_gmg::plan::{Action, Fate, Plan, Rank, Source};
 use slicescheduler_gmg::units::{Bandwidth, Nanos};
 
 use crate::demand::{ReplicaInfo, Waiting};
+use crate::explain::{Reason, What};
 use crate::placing::{is_latency, lane_of};
 use crate::policy::Context;
 use crate::slice_fill::overflow::prompt_action;
@@ -48,8 +49,12 @@ impl SliceFill {
             actions.push(Action::Prefetch { model, device, source });
             actions.push(prompt_action(&replica, tokens, waiting, Rank::GuestLatency));
             let Some(finish) = self.finish_of_last(context, &actions) else { continue };
-            let in_time = finish <= waiting.last_due && self.forecast.first_shortage().is_none();
-            if in_time && best.as_ref().is_none_or(|&(other, ..)| finish < other) {
+            let rejected = match self.forecast.first_shortage() {
+                Some(_) => Some(Reason::NoMemory),
+                None => (finish > waiting.last_due).then_some(Reason::TooLate),
+            };
+            context.say(device, tenant, What::Fetch { model }, rejected, Some(finish));
+            if rejected.is_none() && best.as_ref().is_none_or(|&(other, ..)| finish < other) {
                 actions.pop();
                 best = Some((finish, device, actions));
             }

@@ -10,6 +10,7 @@ use slicescheduler_gmg::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, TOKENS};
 use slicescheduler_gmg::units::Nanos;
 
 use crate::demand::{ReplicaInfo, Waiting};
+use crate::explain::{Reason, What};
 use crate::placing::{form, is_latency, lane_of, unlimited};
 use crate::policy::Context;
 use crate::slice_fill::SliceFill;
@@ -116,6 +117,10 @@ impl SliceFill {
     /// would finish first in turn.
     pub(super) fn overflow(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) {
         if !self.may_borrow(context, tenant) {
+            let home = context.devices().find(|&device| context.view.owner(device) == Some(tenant));
+            if let Some(home) = home.filter(|_| context.explain.is_some()) {
+                context.say(home, tenant, What::Overflow, Some(Reason::NoCredit), None);
+            }
             return;
         }
         let Some(mut left) = self.savable(context, tenant) else { return };
@@ -135,9 +140,14 @@ impl SliceFill {
                 let action = prompt_action(replica, tokens.min(left.tokens), &left, Rank::GuestLatency);
                 let Some(finish) = self.finish_of_last(context, &[action]) else { continue };
                 let latest = self.devices[replica.device.index()].latest_start;
-                let harmless = latest.is_none_or(|latest| finish <= latest);
-                let fits = self.forecast.first_shortage().is_none();
-                if harmless && fits && finish <= left.last_due && best.is_none_or(|(other, _)| finish < other) {
+                let rejected = match latest {
+                    Some(latest) if finish > latest => Some(Reason::NoSlack),
+                    _ if self.forecast.first_shortage().is_some() => Some(Reason::NoMemory),
+                    _ if finish > left.last_due => Some(Reason::TooLate),
+                    _ => None,
+                };
+                context.say(replica.device, tenant, What::Overflow, rejected, Some(finish));
+                if rejected.is_none() && best.is_none_or(|(other, _)| finish < other) {
                     best = Some((finish, index));
                 }
             }
@@ -161,6 +171,7 @@ impl SliceFill {
     pub(super) fn can_host(&self, context: &Context<'_>, device: DeviceId) -> bool {
         let waits = self.devices[device.index()].suspended.iter().any(|suspended| suspended.rank >= Rank::GuestLatency);
         !context.view.is_lost(device)
+            && !self.owes_owner(context, device)
             && !waits
             && runs_below(context, device, Rank::GuestLatency)
             && self.is_calm(context, device)

@@ -15,6 +15,7 @@ use slicescheduler_gmg::memory::{DeviceMemory, WeightState};
 use slicescheduler_gmg::plan::{Action, Plan, Source};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
+use crate::explain::{Reason, What};
 use crate::placing::{free_blocks_after, is_latency, owner_replica, promised_by};
 use crate::policy::Context;
 use crate::slice_fill::fetch::source;
@@ -29,7 +30,7 @@ const SLOT_STAY: Nanos = Nanos::secs(10);
 const GUEST_STAY: Nanos = Nanos::secs(120);
 
 /// The same, where that work is its owner's.
-const OWNER_WAIT: Nanos = Nanos::secs(60);
+const OWNER_WAIT: Nanos = Nanos::secs(30);
 
 /// What a device remembers about its part for weights.
 #[derive(Clone, Debug, Default)]
@@ -69,7 +70,7 @@ impl SliceFill {
     /// are more blocks when the plan has been carried out.
     pub(super) fn give_up_slot(
         &mut self,
-        context: &Context<'_>,
+        context: &mut Context<'_>,
         device: DeviceId,
         need: Need,
         plan: &mut Plan,
@@ -92,7 +93,13 @@ impl SliceFill {
             Need::Owner => !guest || space.guest_at + REPLAN < context.now,
             Need::BestEffort => guest && settled,
         };
-        if state != WeightState::Resident || view.owner(device) == Some(tenant) || !may_go {
+        if state != WeightState::Resident || view.owner(device) == Some(tenant) {
+            return false;
+        }
+        if !may_go {
+            if guest {
+                context.say(device, tenant, What::GiveUpSlot { model }, Some(Reason::Settling), None);
+            }
             return false;
         }
         let Some(replica) = context.demand.replica_on(tenant, device) else { return false };
@@ -106,6 +113,7 @@ impl SliceFill {
         let blocks = memory.layout().borrowable_from(behind.unwrap_or(Bytes::ZERO));
         plan.actions.push(Action::EvictWeights { model, device });
         plan.actions.push(Action::BorrowSlots { device, blocks });
+        context.say(device, tenant, What::GiveUpSlot { model }, None, None);
         plan.wake(context.now + REPLAN);
         let space = &mut self.devices[device.index()].space;
         space.changed_at = context.now;

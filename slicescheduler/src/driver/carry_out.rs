@@ -82,6 +82,9 @@ impl<W: World> Driver<W> {
         for command in &accepted.commands {
             self.world.enqueue(command, self.gmg.view())?;
             observer.on_command(self.now, command, self.gmg.view());
+            if let Some(log) = &mut self.log {
+                log.on_command(self.now, command, self.gmg.view());
+            }
         }
         Ok(())
     }

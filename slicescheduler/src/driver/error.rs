@@ -5,6 +5,7 @@ use std::sync::Arc;
 use slicescheduler_gmg::GmgError;
 use slicescheduler_gmg::id::Version;
 use slicescheduler_gmg::plan::{Failure, WhatIfError, WorldError};
+use slicescheduler_scheduler::PlanError;
 
 /// Why the loop cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,9 @@ pub enum DriverError {
     /// The forecast lost track.
     #[error(transparent)]
     WhatIf(#[from] WhatIfError),
+    /// The policy broke its contract. Only debug builds look.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// The world is broken.
     #[error(transparent)]
     World(#[from] WorldError),

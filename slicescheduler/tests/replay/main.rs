@@ -16,6 +16,7 @@ mod determinism;
 mod faults;
 mod future;
 mod lending;
+mod predictor;
 mod rig;
 mod rules;
 mod traces;

@@ -10,7 +10,7 @@ use slicescheduler::scenario::{PolicySpec, Scenario, Source};
 use slicescheduler::setup::Setup;
 use slicescheduler_gmg::delta::NewRequest;
 use slicescheduler_gmg::id::{DeviceId, RequestId, TenantId};
-use slicescheduler_gmg::plan::{Command, Event, Failure, Observer, World, WorldError};
+use slicescheduler_gmg::plan::{Command, Event, Failure, Observer, WhatIf, World, WorldError};
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
 use slicescheduler_scheduler::batching::Completed;
@@ -26,6 +26,9 @@ pub(crate) const POLICIES: [&str; 3] = ["static", "idle-priority", "slice-fill"]
 pub(crate) const TIGHT: f64 = 0.6;
 /// Memory as in the default workload.
 pub(crate) const ROOMY: f64 = 0.9;
+
+/// Decisions that a run remembers.
+const EXPLAINED: usize = 4096;
 
 const SMALL: &str = r#"
 seed = 1
@@ -215,15 +218,29 @@ pub(crate) fn driven<W: ReplayWorld>(
     name: &str,
     world: impl FnOnce(&Setup) -> W,
     rest: Nanos,
+    look: impl FnMut(&Driver<W>),
+) -> Driven<W> {
+    predicted(scenario, name, world, |timeline| Box::new(timeline), rest, look)
+}
+
+/// The same, with another predictor in place of the timeline.
+pub(crate) fn predicted<W: ReplayWorld>(
+    scenario: &Scenario,
+    name: &str,
+    world: impl FnOnce(&Setup) -> W,
+    predictor: impl FnOnce(Timeline) -> Box<dyn WhatIf + Send>,
+    rest: Nanos,
     mut look: impl FnMut(&Driver<W>),
 ) -> Driven<W> {
     let policy = named(scenario, name);
     let mut setup = Setup::new(scenario, &*policy).unwrap();
     let world = world(&setup);
-    let what_if = Timeline::new(setup.gmg.publish(), Roofline::default(), Horizon::secs(2))
-        .launched_window(WorldOptions::default().launched_window);
-    let options = DriverOptions::default();
-    let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options).unwrap();
+    let what_if = predictor(
+        Timeline::new(setup.gmg.publish(), Roofline::default(), Horizon::secs(2))
+            .launched_window(WorldOptions::default().launched_window),
+    );
+    let options = DriverOptions { shares_slots: true, explain: Some(EXPLAINED), ..DriverOptions::default() };
+    let mut driver = Driver::new(setup.gmg, setup.batching, policy, what_if, world, options).unwrap();
     driver.prefetch(setup.prefetch, &mut Nobody).unwrap();
     let (mut arrivals, mut backlogs) = (Vec::new(), Vec::new());
     for (index, tenant) in (0..scenario.tenants.len()).zip((0..).map(TenantId)) {
