@@ -98,14 +98,14 @@ pub(super) fn candidate_in(
     plan: &mut Plan,
     scratch: &mut Iteration,
 ) -> Option<Candidate> {
-    ready_replica(context, tenant, device)?;
+    let replica = ready_replica(context, tenant, device)?;
     let limits = BatchLimits { sequences, ..room.limits(context, tenant, device, plan) };
     let found = candidate(context, tenant, device, limits, plan, scratch);
     if !is_latency(context.view, tenant) || !(scratch.short_of_blocks || scratch.preempted > 0) {
         return found;
     }
     let waiting = context.demand.waiting(tenant).map_or(0, |waiting| waiting.tokens);
-    let wanted = (waiting / block_tokens(context.view, device)).min(u64::from(u32::MAX)) as u32;
+    let wanted = (waiting / block_tokens(context.view, &replica)).min(u64::from(u32::MAX)) as u32;
     let wanted = wanted.saturating_add(room.reserved(context.view, device)).saturating_sub(limits.new_blocks).max(1);
     let given = room.evict_best_effort(context, device, wanted, plan);
     if given == 0 {

@@ -287,6 +287,8 @@ impl Rig {
             demand: &self.batching,
             what_if: &mut self.what_if,
             budget: Budget::evaluations(64),
+            shares_slots: false,
+            explain: None,
         };
         let plan = self.policy.on_event(&mut context, event);
         self.wake_at = plan.wake_at.into_iter().chain(self.wake_at).min();

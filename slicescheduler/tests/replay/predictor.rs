@@ -10,7 +10,7 @@ use slicescheduler_scheduler::explain::{Step, Verdict, What};
 
 use crate::rig::{ROOMY, TIGHT, driven, predicted, simulated, small};
 
-const LENGTH: Nanos = Nanos::secs(12);
+const LENGTH: Nanos = Nanos::secs(8);
 
 /// By how many points of all latency-sensitive requests a wrong predictor may raise SLA violations: durations
 /// enter where slack is lent and where requests overflow, and slack is lent behind a reserve of a quarter of the
@@ -58,7 +58,7 @@ impl<W: WhatIf> WhatIf for Wrong<W> {
 /// The share of latency-sensitive requests that violate, and the memory violations.
 fn harm(scenario: &Scenario, wrong: Option<(u64, u64, u64)>) -> (f64, u64) {
     let world = |setup: &_| simulated(scenario, setup);
-    let rest = Nanos::secs(20);
+    let rest = Nanos::secs(8);
     let run = match wrong {
         None => driven(scenario, "slice-fill", world, rest, |_| {}),
         Some((percent, noise_percent, refuses)) => {
@@ -72,7 +72,7 @@ fn harm(scenario: &Scenario, wrong: Option<(u64, u64, u64)>) -> (f64, u64) {
     let violates = |done: &&&slicescheduler_scheduler::batching::Completed| {
         done.first_token > done.arrival + slo(done.tenant.index()).ttft || done.late * 20 > done.produced
     };
-    assert!(done.len() > 100, "{} requests", done.len());
+    assert!(done.len() > 50, "{} requests", done.len());
     let violating = done.iter().filter(violates).count();
     (violating as f64 / done.len() as f64, run.driver.counters().memory_violations)
 }
@@ -82,7 +82,7 @@ fn a_wrong_predictor_costs_no_memory_violation_and_few_due_times() {
     for (usable, seed) in [(ROOMY, 1), (TIGHT, 2)] {
         let scenario = small(usable, LENGTH, seed);
         let (right, _) = harm(&scenario, None);
-        for wrong in [(100, 20, 0), (100, 50, 0), (50, 0, 0), (150, 0, 0), (60, 50, 0), (100, 0, 3)] {
+        for wrong in [(100, 50, 0), (50, 0, 0), (150, 25, 0), (100, 0, 3)] {
             let (violating, memory) = harm(&scenario, Some(wrong));
             assert_eq!(memory, 0, "{wrong:?}");
             assert!(violating <= right + BOUND, "{wrong:?}: {violating} of the requests violate, {right} otherwise");
