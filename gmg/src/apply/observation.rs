@@ -158,11 +158,16 @@ fn recalled<S: Store>(
     } else if fate == Fate::Drop && was_on_lane {
         start_over(store, id);
     }
+    abandon(store, id);
+    odd
+}
+
+/// What came back from a lane to a job whose gang is broken is cancelled.
+pub(super) fn abandon<S: Store>(store: &mut S, id: JobId) {
     let broken = |job: &Job| job.gang.as_ref().is_some_and(|gang| gang.broken);
     if store.job(id).is_some_and(broken) && cancel_pending(store, id) {
         sever(store, id);
     }
-    odd
 }
 
 pub(super) fn take_back(segment: &mut Segment) {
@@ -241,9 +246,9 @@ fn device_lost<S: Store>(store: &mut S, device: DeviceId) -> Option<Divergence> 
     }
     let mut jobs = Vec::new();
     store.jobs(&mut jobs);
-    for id in jobs {
-        lose(store, id, device);
-    }
+    // All that is lost before anything that hangs on it, so that the order of slots does not count.
+    jobs.retain(|&id| lose(store, id, device));
+    jobs.into_iter().for_each(|id| sever(store, id));
     let lanes = store.cluster().devices()[device.index()].spec.lanes;
     for index in 0..lanes {
         let lane = LaneId::new(device, index);
@@ -260,21 +265,21 @@ fn device_lost<S: Store>(store: &mut S, device: DeviceId) -> Option<Divergence> 
     None
 }
 
-/// The part of a job that `device` had is gone, and so is what depended on it.
-fn lose<S: Store>(store: &mut S, id: JobId, device: DeviceId) {
-    let Some(job) = store.job(id) else { return };
+/// The part of a job that `device` had is gone. False if it had none.
+fn lose<S: Store>(store: &mut S, id: JobId, device: DeviceId) -> bool {
+    let Some(job) = store.job(id) else { return false };
     let pending = || job.segments.any_state(|state| state == StoredState::Pending);
     let had_memory = job.arena.is_some_and(|(on, _)| on == device) || (job.kv_on == Some(device) && pending());
     if !had_memory {
-        return;
+        return false;
     }
     let count = job.op_count();
-    let Some(job) = store.job_mut(id) else { return };
+    let Some(job) = store.job_mut(id) else { return false };
     job.arena = None;
     job.segments.update(0..count, |segment| {
         if segment.state.may_become(StoredState::Lost) {
             segment.state = StoredState::Lost;
         }
     });
-    sever(store, id);
+    true
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::observation::{Report, leave_lane, start_over, take_back};
+use super::observation::{Report, abandon, leave_lane, start_over, take_back};
 use super::sequences;
 use crate::delta::Divergence;
 use crate::id::{DeviceId, JobId, LaneId, ModelId, RequestId};
@@ -76,6 +76,7 @@ fn lanes<S: Store>(store: &mut S, report: &DeviceReport, gap: &mut Gap) {
                     let gone = next..held.start;
                     gap.recalled += gone.end - gone.start;
                     leave_lane(store, Report { job, ops: &gone, lane }, "gone", take_back);
+                    abandon(store, job);
                 }
                 known += held.end.saturating_sub(held.start.max(next));
                 next = next.max(held.end);

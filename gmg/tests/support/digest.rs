@@ -7,7 +7,7 @@ use slicescheduler_gmg::job::{JobSpec, OpState, Segments};
 use slicescheduler_gmg::memory::{DeviceMemory, Region};
 use slicescheduler_gmg::request::Request;
 use slicescheduler_gmg::units::Nanos;
-use slicescheduler_gmg::view::Lane;
+use slicescheduler_gmg::view::LaneEntry;
 use slicescheduler_gmg::{Container, GmgView, Tenant};
 
 /// Requests that are asked for; tests have fewer.
@@ -21,7 +21,7 @@ pub struct Digest {
     containers: Vec<Arc<Container>>,
     requests: Vec<(u64, Request)>,
     jobs: Vec<(JobId, JobDigest)>,
-    lanes: Vec<Option<Lane>>,
+    lanes: Vec<Vec<LaneEntry>>,
     devices: Vec<(DeviceMemory, bool, Option<u32>)>,
 }
 
@@ -44,6 +44,21 @@ impl Digest {
     pub fn next_version(&mut self) {
         self.version += 1;
     }
+
+    /// The same content, told operator by operator: it does not say in how many deltas it came, nor which
+    /// operators were handed out together. With `times`, runs of operators that ran at the same time stay.
+    pub fn per_operator(mut self, times: bool) -> Self {
+        self.version = 0;
+        for queue in &mut self.lanes {
+            let entries = std::mem::take(queue).into_iter();
+            *queue =
+                entries.flat_map(|entry| entry.ops.map(move |op| LaneEntry { ops: op..op + 1, ..entry })).collect();
+        }
+        if !times {
+            self.jobs.iter_mut().for_each(|(_, job)| job.segments = Segments::pending(0));
+        }
+        self
+    }
 }
 
 pub fn digest(view: &impl GmgView) -> Digest {
@@ -64,7 +79,7 @@ pub fn digest(view: &impl GmgView) -> Digest {
         containers: view.containers().to_vec(),
         requests: (0..REQUESTS).filter_map(|id| Some((id, *view.request(RequestId(id))?))).collect(),
         jobs: ids.into_iter().map(|id| (id, job_digest(view, id))).collect(),
-        lanes: view.cluster().lanes().map(|lane| view.lane(lane).cloned()).collect(),
+        lanes: view.cluster().lanes().map(|lane| view.lane(lane).unwrap().queue().to_vec()).collect(),
         devices: devices.map(device).collect(),
     }
 }

@@ -2,22 +2,27 @@
 //! per operator, memory as lists of intervals. Of the graph's code it uses ids, values and templates only.
 
 mod compare;
+mod gangs;
+mod models;
 mod observe;
+mod pool;
+mod prefixes;
+mod resync;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::sync::Arc;
 
-use slicescheduler_gmg::graph::OpGraph;
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, OpIndex, RequestId, TransferId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId};
 use slicescheduler_gmg::job::{JobSpec, StoredState};
 use slicescheduler_gmg::memory::{DeviceLayout, WeightState};
 use slicescheduler_gmg::plan::{Rank, Source};
 use slicescheduler_gmg::request::RequestState;
-use slicescheduler_gmg::shape::TOKENS;
 use slicescheduler_gmg::units::Bytes;
 use slicescheduler_gmg::{Delta, GmgView, Intent};
 
+use self::gangs::Gang;
+use self::models::Model;
+use self::pool::Pool;
 use super::{DEVICES, LANES};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +50,10 @@ pub fn is_legal(from: StoredState, to: StoredState) -> bool {
     use StoredState::{Cancelled, Dispatched, Done, Failed, Lost, Pending, Running};
     let next: &[StoredState] = match from {
         Pending => &[Dispatched, Cancelled, Lost],
-        Dispatched => &[Running, Done, Pending, Failed, Lost],
-        Running => &[Done, Pending, Failed, Lost],
-        Done => &[Pending, Lost],
+        // What comes back to a job of a broken gang is cancelled at once.
+        Dispatched => &[Running, Done, Pending, Failed, Lost, Cancelled],
+        Running => &[Done, Pending, Failed, Lost, Cancelled],
+        Done => &[Pending, Lost, Cancelled],
         Lost => &[Cancelled],
         Failed | Cancelled => &[],
     };
@@ -62,6 +68,8 @@ struct Job {
     arena: Option<(DeviceId, u64, u64)>,
     batch_on: Option<DeviceId>,
     waits: Vec<JobId>,
+    /// Which of the gangs.
+    gang: Option<usize>,
 }
 
 impl Job {
@@ -87,9 +95,18 @@ impl Job {
 
 #[derive(Debug)]
 struct Request {
+    tenant: TenantId,
     state: RequestState,
     device: Option<DeviceId>,
+    /// Where the other ranks of a gang have their parts of the sequence.
+    parts: Vec<DeviceId>,
     produced: u32,
+}
+
+impl Request {
+    fn has_part(&self, device: DeviceId) -> bool {
+        self.device == Some(device) || self.parts.contains(&device)
+    }
 }
 
 /// One past the last operator; offset and length; state; what has arrived.
@@ -104,7 +121,7 @@ struct Device {
     /// By model and first operator.
     parts: BTreeMap<(ModelId, u32), Part>,
     staging: BTreeMap<TransferId, (u64, u64)>,
-    kv: BTreeMap<RequestId, u32>,
+    kv: Pool,
     external: u64,
     lost: bool,
     owned: bool,
@@ -114,8 +131,10 @@ struct Device {
 pub struct Reference {
     version: u64,
     tenants: Vec<String>,
-    /// Bytes of weights, and the operators.
-    models: Vec<(u64, Arc<OpGraph>)>,
+    models: Vec<Model>,
+    /// Their devices; true for a pipeline.
+    containers: Vec<(Vec<DeviceId>, bool)>,
+    gangs: Vec<Gang>,
     requests: BTreeMap<RequestId, Request>,
     next_request: u64,
     jobs: BTreeMap<JobId, Job>,
@@ -166,9 +185,6 @@ impl Device {
         let end = (start + self.layout.staging.get()) / 256 * 256;
         best_fit(align(start)..end.max(align(start)), self.staging.values().copied(), align(bytes))
     }
-    fn free_blocks(&self) -> u32 {
-        self.layout.kv_blocks() - self.kv.values().sum::<u32>()
-    }
     /// True if every one of these operators finds its weights.
     fn has_ops(&self, model: ModelId, mut ops: Range<u32>) -> bool {
         let holds = |op: u32| {
@@ -188,7 +204,7 @@ impl Device {
     fn is_empty(&self) -> bool {
         let staged = self.staging.values().any(|&(_, length)| length > 0);
         !staged
-            && self.kv.is_empty()
+            && self.kv.tables.is_empty()
             && self.external == 0
             && self.weights.values().all(|&(_, length, _)| length == 0)
             && self.parts.values().all(|&(_, (_, length), _, _)| length == 0)
@@ -211,7 +227,7 @@ impl Reference {
                 loaded: BTreeMap::new(),
                 parts: BTreeMap::new(),
                 staging: BTreeMap::new(),
-                kv: BTreeMap::new(),
+                kv: Pool::new(memory.layout().kv_blocks()),
                 external: 0,
                 lost: false,
                 owned: view.container_of(id).is_some(),
@@ -220,7 +236,9 @@ impl Reference {
         Self {
             version: view.version().0,
             tenants: view.tenants().iter().map(|tenant| tenant.name.to_string()).collect(),
-            models: view.models().iter().map(|model| (model.weights.get(), model.template.clone())).collect(),
+            models: view.models().iter().map(|model| Model::of(model, model.tenant)).collect(),
+            containers: view.containers().iter().map(|container| (container.devices.clone(), false)).collect(),
+            gangs: Vec::new(),
             requests: BTreeMap::new(),
             next_request: 0,
             jobs: BTreeMap::new(),
@@ -261,21 +279,6 @@ impl Reference {
         best_fit(start..end.max(start), taken.map(|(_, offset, length)| (offset, length)), align(bytes))
     }
 
-    /// A kibibyte for every weight of these operators, if the model has them.
-    fn ops_bytes(&self, model: ModelId, ops: &Range<u32>) -> Option<u64> {
-        let (_, template) = self.models.get(model.index())?;
-        if ops.is_empty() || ops.end > template.op_count() {
-            return None;
-        }
-        let weights = |op: u32| template.op(OpIndex(op)).map_or(0, |op| op.weights().count() as u64);
-        Some(ops.clone().map(weights).sum::<u64>() * 1024)
-    }
-
-    fn check_job(&self, spec: &JobSpec) -> Option<(u64, Arc<OpGraph>)> {
-        let model = self.models.get(spec.model.index())?.clone();
-        spec.binding.is_bound(TOKENS).then_some(model)
-    }
-
     // `None` is a refusal; nothing is changed before the last check.
     fn intend(&mut self, intent: &Intent) -> Option<()> {
         match intent {
@@ -293,6 +296,7 @@ impl Reference {
                 target.parts.clear();
                 target.loaded.clear();
                 target.staging.clear();
+                target.kv = Pool::new(layout.kv_blocks());
             }
             Intent::AddTenant(tenant) => {
                 if self.tenants.iter().any(|name| **name == *tenant.name) {
@@ -300,48 +304,21 @@ impl Reference {
                 }
                 self.tenants.push(tenant.name.to_string());
             }
-            Intent::AddModel { tenant, model, container } => {
-                self.tenants.get(tenant.index())?;
-                if container.devices.is_empty() {
-                    return None;
-                }
-                for &device in &container.devices {
-                    let device = self.usable(device)?;
-                    if device.owned {
-                        return None;
-                    }
-                    device.weight_slot(model.weights.get())?;
-                }
-                let id = ModelId(self.models.len() as u32);
-                for &device in &container.devices {
-                    let device = &mut self.devices[device.index()];
-                    let offset = device.weight_slot(model.weights.get())?;
-                    device.weights.insert(id, (offset, align(model.weights.get()), WeightState::Resident));
-                    device.owned = true;
-                }
-                self.models.push((model.weights.get(), model.template.clone()));
-            }
+            Intent::AddModel { tenant, model, container } => self.add_model(*tenant, model, container)?,
+            Intent::AddPipeline { tenant, stages, container } => self.add_pipeline(*tenant, stages, container)?,
+            Intent::ShareContainer { tenant, model, container } => self.share_container(*tenant, model, *container)?,
             Intent::Submit(request) => {
                 self.tenants.get(request.tenant.index())?;
-                let new = Request { state: RequestState::Waiting, device: None, produced: 0 };
+                let (tenant, state) = (request.tenant, RequestState::Waiting);
+                let new = Request { tenant, state, device: None, parts: vec![], produced: 0 };
                 self.requests.insert(RequestId(self.next_request), new);
                 self.next_request += 1;
             }
             Intent::SubmitJob(spec) => {
-                let (_, template) = self.check_job(spec)?;
-                if spec.after.iter().any(|id| self.jobs.get(id).is_some_and(Job::is_broken)) {
-                    return None;
-                }
-                let unfinished = |id: &JobId| self.jobs.get(id).is_some_and(|job| !job.is_done());
-                let waits = spec.after.iter().copied().filter(unfinished).collect();
-                let ops = vec![Op::Pending; template.op_count() as usize];
-                let job = Job { spec: (**spec).clone(), ops, arena: None, batch_on: None, waits };
-                let slot = self.free_slots.pop().unwrap_or_else(|| {
-                    self.slots.push(0);
-                    self.slots.len() as u32 - 1
-                });
-                self.jobs.insert(JobId { slot, generation: self.slots[slot as usize] }, job);
+                self.check_job(spec).filter(|_| spec.gang.is_none())?;
+                self.enter_job(spec, None);
             }
+            Intent::SubmitGang(specs) => self.submit_gang(specs)?,
             Intent::Dispatch { job, ops, lane, rank } => self.dispatch(*job, ops.clone(), *lane, *rank)?,
             Intent::Cancel { job: id } => {
                 let job = self.jobs.get_mut(id)?;
@@ -369,8 +346,8 @@ impl Reference {
                 if self.in_use(*request) {
                     return None;
                 }
-                self.requests.remove(request);
                 self.forget_blocks(*request);
+                self.requests.remove(request);
             }
             Intent::Reject { request } => {
                 let request = self.requests.get_mut(request)?;
@@ -388,7 +365,7 @@ impl Reference {
                 self.forget_sequence(*id);
             }
             Intent::LoadWeights { model, device, source } => {
-                let bytes = self.models.get(model.index())?.0;
+                let bytes = self.models.get(model.index())?.weights;
                 let target = self.usable(*device)?;
                 if target.overlaps(*model, &(0..u32::MAX)) {
                     return None;
@@ -468,7 +445,7 @@ impl Reference {
                 self.device(*device)?;
                 self.devices[device.index()].lost = false;
             }
-            other => unreachable!("the streams have no {other:?}"),
+            other => self.intend_sharing(other)?,
         }
         Some(())
     }
@@ -476,7 +453,7 @@ impl Reference {
     fn dispatch(&mut self, id: JobId, ops: Range<u32>, lane: LaneId, rank: Rank) -> Option<()> {
         let job = self.jobs.get(&id)?;
         let device = self.usable(lane.device).filter(|_| lane.index < LANES)?;
-        let (bytes, template) = self.check_job(&job.spec)?;
+        let Model { weights: bytes, template, tenant } = self.models.get(job.spec.model.index())?.clone();
         if ops.is_empty() || ops.end > template.op_count() || !job.waits.is_empty() {
             return None;
         }
@@ -510,8 +487,8 @@ impl Reference {
             for request in job.requests() {
                 let request = self.requests.get(&request).filter(|request| !request.state.is_final())?;
                 let as_before = match job.batch_on {
-                    Some(on) => request.device == Some(on) && on == lane.device,
-                    None => request.device.is_none_or(|on| on == lane.device),
+                    Some(on) => request.has_part(on) && on == lane.device,
+                    None => self.may_hold(job, request, lane.device),
                 };
                 if !as_before {
                     return None;
@@ -520,19 +497,21 @@ impl Reference {
         }
         let first = job.batch_on.is_none();
         let wanted: u32 = job.spec.growth.iter().map(|growth| growth.blocks).sum();
-        if first && job.arena.is_none() && wanted > device.free_blocks() {
+        if first && job.arena.is_none() && wanted as usize > device.kv.queue.len() {
             return None;
         }
         if arena.is_some() && first && !job.requests().is_empty() {
-            for id in job.requests() {
+            let (requests, growth) = (job.requests(), job.spec.growth.clone());
+            let pool = &mut self.devices[lane.device.index()].kv;
+            for id in requests {
                 let request = self.requests.get_mut(&id)?;
                 request.state = RequestState::Running;
-                request.device = Some(lane.device);
-                self.devices[lane.device.index()].kv.entry(id).or_default();
+                if *request.device.get_or_insert(lane.device) != lane.device && !request.has_part(lane.device) {
+                    request.parts.push(lane.device);
+                }
+                pool.grow(id, tenant, 0);
             }
-            for growth in &job.spec.growth {
-                *self.devices[lane.device.index()].kv.entry(growth.request).or_default() += growth.blocks;
-            }
+            growth.iter().for_each(|growth| pool.grow(growth.request, tenant, growth.blocks));
         }
         let job = self.jobs.get_mut(&id)?;
         if arena.is_some() {
@@ -553,31 +532,18 @@ impl Reference {
         Some(())
     }
 
-    /// What comes after a job that will never be done is cancelled.
-    fn sever(&mut self, id: JobId) {
-        if !self.jobs[&id].is_broken() {
-            return;
-        }
-        let waiting: Vec<_> = self.jobs.iter().filter(|(_, job)| job.waits.contains(&id)).map(|(&id, _)| id).collect();
-        for id in waiting {
-            let Some(job) = self.jobs.get_mut(&id) else { continue };
-            let pending = job.any(|op| op == Op::Pending);
-            job.ops.iter_mut().filter(|op| **op == Op::Pending).for_each(|op| *op = Op::Cancelled);
-            if pending {
-                self.sever(id);
-            }
-        }
-    }
-
     fn in_use(&self, request: RequestId) -> bool {
         let uses = |(id, _, _): &(JobId, u32, Rank)| self.jobs[id].requests().contains(&request);
-        let device = self.requests[&request].device;
-        self.lanes.iter().any(|(lane, queue)| Some(lane.device) == device && queue.iter().any(uses))
+        let holds = |lane: &LaneId| self.requests[&request].has_part(lane.device);
+        self.lanes.iter().any(|(lane, queue)| holds(lane) && queue.iter().any(uses))
     }
 
     fn forget_blocks(&mut self, id: RequestId) {
         for device in &mut self.devices {
-            device.kv.remove(&id);
+            device.kv.release(id);
+        }
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.parts.clear();
         }
     }
 

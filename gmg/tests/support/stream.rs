@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use slicescheduler_gmg::delta::NewRequest;
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, LinkId, ModelId, RequestId, TenantId, TransferId};
+use slicescheduler_gmg::id::{ContainerId, DeviceId, JobId, LaneId, LinkId, ModelId, RequestId, TenantId, TransferId};
 use slicescheduler_gmg::job::{Job, JobSpec, KvGrowth, Row, StoredState};
 use slicescheduler_gmg::memory::WeightState;
-use slicescheduler_gmg::plan::{Ended, Event, Failure, Fate, Rank, Source};
+use slicescheduler_gmg::plan::{DeviceReport, Ended, Event, Failure, Fate, Rank, Source};
 use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_gmg::{Container, Delta, Effect, GmgView, Intent, Model, Tenant};
 
-use super::{DEVICES, LANES, chain, iteration, layout};
+use super::{DEVICES, LANES, chain, diamond, iteration, layout};
 
 /// One step, before it is known what there is to act on.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +48,7 @@ impl Stream {
     pub fn note(&mut self, effect: &Effect) {
         match effect {
             Effect::Job(job) => self.seen.push(*job),
+            Effect::Gang(jobs) => self.seen.extend(jobs.iter()),
             Effect::Request(request) => self.requests = request.0 + 1,
             _ => {}
         }
@@ -58,7 +59,7 @@ impl Stream {
         let mut jobs = Vec::new();
         view.jobs(&mut jobs);
         let on_lane: Vec<_> = jobs.iter().copied().filter(|&id| view.job(id).is_some_and(Job::is_dispatched)).collect();
-        match step.kind % 56 {
+        match step.kind % 72 {
             0..=7 => self.dispatch(step, view, &jobs).into(),
             8..=14 => self.finished(step, view, &on_lane).into(),
             15..=16 => Event::Started { job: self.job(step, &on_lane), at: self.now() }.into(),
@@ -113,7 +114,64 @@ impl Stream {
                 let at = self.now();
                 if step.c & 1 == 0 { Event::LinkFailed { link, at } } else { Event::LinkReturned { link, at } }.into()
             }
+            56..=58 => Intent::SubmitGang(self.gang(step, &jobs)).into(),
+            59 => Event::Resync { devices: reports(step, view), at: self.now() }.into(),
+            60 if step.b & 3 == 0 => pipeline(step).into(),
+            60 => {
+                let (tenant, container) = (TenantId(u32::from(step.a % 3)), ContainerId(u32::from(step.b % 4)));
+                Intent::ShareContainer { tenant, model: Arc::new(Model::new("guest", diamond())), container }.into()
+            }
+            61..=70 => self.sharing(step, view).into(),
             _ => loaded(step, view).into(),
+        }
+    }
+
+    /// Mostly two ranks of one model, with one batch for both or for the first only.
+    fn gang(&self, step: Step, jobs: &[JobId]) -> Arc<[Arc<JobSpec>]> {
+        let size = if (16..24).contains(&step.odd) { u32::from(step.b % 4) } else { 2 };
+        let spec = self.spec(step, jobs);
+        let mut specs: Vec<_> = (0..size).map(|rank| spec.clone().rank(rank, size)).collect();
+        if let [_, rest @ ..] = &mut specs[..]
+            && step.a & 0x30 == 0
+        {
+            rest.iter_mut().for_each(|spec| (spec.rows, spec.growth) = (vec![], vec![]));
+        }
+        if (24..32).contains(&step.odd) {
+            specs.reverse();
+        }
+        if let (Some(spec), 32..40) = (specs.last_mut(), step.odd) {
+            spec.key.iteration += 1;
+        }
+        specs.into_iter().map(Arc::new).collect()
+    }
+
+    fn running(&self, step: Step, view: &impl GmgView) -> Option<(RequestId, DeviceId)> {
+        let placed = |id| Some((id, view.request(id)?.device?));
+        let running: Vec<_> = (0..self.requests).map(RequestId).filter_map(placed).collect();
+        pick(&running, step.a).filter(|_| step.odd >= 24)
+    }
+
+    /// Contents are few, so that sequences meet.
+    fn sharing(&self, step: Step, view: &impl GmgView) -> Intent {
+        let hashes = |first: u16, count: u16| {
+            (first..first + count).map(|block| u64::from(block * 2 + (step.c >> 4) % 2)).collect::<Arc<[u64]>>()
+        };
+        let (running, anywhere) = (self.running(step, view), device(step.b, step.odd));
+        let (request, home) = running.unwrap_or((self.any_request(step), anywhere));
+        match step.c % 10 {
+            0..=2 => {
+                let device = if step.odd & 1 == 0 { DeviceId(u32::from(step.b % 2)) } else { anywhere };
+                Intent::SharePrefix { request: self.any_request(step), device, hashes: hashes(0, 1 + step.b % 4) }
+            }
+            3..=6 => {
+                let count = view.memory(home).map_or(0, |memory| memory.kv().table(request).len()) as u16;
+                let first = if step.odd & 3 == 0 { step.b % 5 } else { 0 };
+                let count = if step.odd < 32 { step.b % 6 } else { count.saturating_sub(first) };
+                Intent::PublishBlocks { request, device: home, first: first.into(), hashes: hashes(first, count) }
+            }
+            7 => Intent::ForkSequence { of: request, request: RequestId(u64::from(step.b) % (self.requests + 1)) },
+            8 => Intent::OwnBlock { request, device: home, block: u32::from(step.b % 4) },
+            _ => Intent::DropPrefixes { tenant: TenantId(u32::from(step.a % 3)), device: anywhere },
         }
     }
 
@@ -183,7 +241,10 @@ impl Stream {
         } else if let Some(job) = job.filter(|_| step.odd >= 24)
             && step.c & 0xc000 != 0
         {
-            to.device = home(job.spec.model, view).unwrap_or(to.device);
+            // Later ranks go elsewhere than the first, where they can.
+            let mut homes = (0..DEVICES).map(DeviceId).filter(|&device| view.is_resident(job.spec.model, device));
+            let first = job.spec.gang.is_none_or(|gang| gang.rank == 0);
+            to.device = if first { homes.next() } else { homes.next_back() }.unwrap_or(to.device);
         }
         if let Some(on) = job.and_then(lane_of).filter(|_| step.odd >= 24) {
             to = on;
@@ -265,11 +326,6 @@ fn lane_of(job: &Job) -> Option<LaneId> {
     job.segments.iter().find(|segment| segment.state.is_on_lane())?.lane
 }
 
-/// A device that has the weights.
-fn home(model: ModelId, view: &impl GmgView) -> Option<DeviceId> {
-    (0..DEVICES).map(DeviceId).find(|&device| view.is_resident(model, device))
-}
-
 /// The first run of operators on a lane, and the lane.
 fn on_lane_ops(job: Option<&Job>) -> (Range<u32>, LaneId) {
     let segment = job.and_then(|job| job.segments.iter().find(|segment| segment.state.is_on_lane()));
@@ -346,6 +402,46 @@ fn external(step: Step) -> Intent {
     let bytes = if step.odd < 4 { Bytes(u64::MAX) } else { Bytes(u64::from(step.b)) };
     let device = device(step.a, step.odd);
     if step.c & 1 == 0 { Intent::ReserveExternal { device, bytes } } else { Intent::ReleaseExternal { device, bytes } }
+}
+
+/// What an agent would say, or something near it.
+fn reports(step: Step, view: &impl GmgView) -> Vec<DeviceReport> {
+    let device = device(step.a, step.odd);
+    let Some(memory) = view.memory(device) else {
+        return vec![DeviceReport { device, queued: vec![], jobs: vec![], models: vec![], sequences: vec![] }];
+    };
+    let mut jobs = Vec::new();
+    view.jobs(&mut jobs);
+    jobs.retain(|&id| view.job(id).and_then(|job| job.arena).is_some_and(|(on, _)| on == device));
+    let mut queued = Vec::new();
+    for lane in (0..LANES).map(|index| LaneId::new(device, index)) {
+        let queue = view.lane(lane).map_or(&[][..], |lane| lane.queue());
+        queued.extend(queue.iter().map(|entry| (lane, entry.job, entry.ops.clone())));
+    }
+    let mut models: Vec<_> = memory.models().map(|(model, _)| model).collect();
+    models.extend(memory.weight_parts().iter().map(|part| part.model));
+    let mut sequences = memory.kv().sequences();
+    // One thing in four is not what the graph says.
+    match step.c % 16 {
+        0 => drop(queued.pop()),
+        1 => queued.extend(queued.first().cloned()),
+        2 => queued.iter_mut().for_each(|(_, _, ops)| ops.end -= u32::from(ops.end - ops.start > 1)),
+        3 => drop(jobs.pop()),
+        4 => drop(models.pop()),
+        5 => models.push(ModelId(u32::from(step.b % 4))),
+        6 => drop(sequences.pop()),
+        7 => sequences.push(RequestId(u64::from(step.b % 8))),
+        _ => {}
+    }
+    vec![DeviceReport { device, queued, jobs, models, sequences }]
+}
+
+/// A pipeline on the device that is nobody's, or one that does not fit.
+fn pipeline(step: Step) -> Intent {
+    let stages = (0..1 + step.c % 2).map(|_| Arc::new(Model::new("stage", diamond()))).collect::<Arc<[_]>>();
+    let devices = if step.odd < 64 { u32::from(step.a % 3)..3 } else { 2..3 };
+    let container = Arc::new(Container::pipeline(devices, if step.odd < 32 { 2 } else { stages.len() as u32 }));
+    Intent::AddPipeline { tenant: TenantId(u32::from(step.a % 3)), stages, container }
 }
 
 /// What changes rarely.

@@ -1,9 +1,9 @@
 //! What a graph says against what the rules say.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, JobId, LinkId, OpIndex, RequestId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LinkId, OpIndex, RequestId, TenantId};
 use slicescheduler_gmg::job::{OpState, StoredState};
 use slicescheduler_gmg::memory::{ByteKind, Residency, WeightState};
 use slicescheduler_gmg::units::Bytes;
@@ -24,6 +24,10 @@ impl Reference {
             let found = view.request(id).map(|request| (request.state, request.device, request.produced));
             let expected = self.requests.get(&id).map(|request| (request.state, request.device, request.produced));
             assert_eq!(found, expected, "{id}");
+        }
+        for (&id, request) in self.requests.iter().filter(|(_, request)| request.device.is_some()) {
+            let home = request.device.and_then(|device| view.memory(device)).unwrap();
+            assert_eq!(home.kv().parts(id), request.parts, "{id}");
         }
         for (&lane, expected) in &self.lanes {
             let queue = view.lane(lane).unwrap().queue();
@@ -72,6 +76,8 @@ impl Reference {
         assert_eq!(arena, expected.arena, "{id}");
         assert_eq!(job.kv_on, expected.batch_on, "{id}");
         assert_eq!(job.waiting_for as usize, expected.waits.len(), "{id}");
+        let gang = expected.gang.map(|gang| (&self.gangs[gang].jobs[..], self.gangs[gang].broken));
+        assert_eq!(job.gang.as_ref().map(|gang| (gang.jobs(), gang.is_broken())), gang, "{id}");
     }
 
     fn assert_device(&self, id: DeviceId, expected: &Device, view: &impl GmgView) {
@@ -116,17 +122,22 @@ impl Reference {
         let kv_from = expected.layout.kv_offset().get();
         assert!(regions.iter().all(|&(offset, length)| offset + length <= kv_from), "{id}: {regions:?}");
 
-        let mut blocks = BTreeSet::new();
-        assert_eq!(memory.kv().sequences(), expected.kv.keys().copied().collect::<Vec<_>>(), "{id}");
-        for (&request, &count) in &expected.kv {
+        assert_eq!(memory.kv().sequences(), expected.kv.tables.keys().copied().collect::<Vec<_>>(), "{id}");
+        let (mut blocks, mut numbers) = (BTreeMap::new(), BTreeMap::new());
+        for (&request, (_, held)) in &expected.kv.tables {
             let table = memory.kv().table(request);
-            assert_eq!(table.len() as u32, count, "{id}, {request}");
-            assert!(
-                table.iter().all(|&block| block < memory.kv().total() && blocks.insert(block)),
-                "{id}: shared block"
-            );
+            assert_eq!(table.len(), held.len(), "{id}, {request}");
+            for (&block, &known) in table.iter().zip(held) {
+                assert!(block < memory.kv().total(), "{id}, {request}");
+                assert_eq!(*blocks.entry(known).or_insert(block), block, "{id}, {request}: {table:?} is {held:?}");
+                assert_eq!(*numbers.entry(block).or_insert(known), known, "{id}, {request}: {table:?} is {held:?}");
+            }
         }
-        assert_eq!(memory.kv().free_blocks(), expected.free_blocks(), "{id}");
+        assert_eq!(memory.kv().free_blocks() as usize, expected.kv.queue.len(), "{id}");
+        for tenant in (0..self.tenants.len() as u32).map(TenantId) {
+            assert_eq!(memory.kv().cached_by(tenant), expected.kv.cached_by(tenant), "{id}, {tenant}");
+            assert_eq!(memory.kv().displaced(tenant), expected.kv.displaced(tenant), "{id}, {tenant}");
+        }
 
         let sum = |regions: &[(u64, u64)]| regions.iter().map(|&(_, length)| length).sum::<u64>();
         let kv = expected.layout.kv_block.get() * blocks.len() as u64;

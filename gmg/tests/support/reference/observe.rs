@@ -7,6 +7,7 @@ use slicescheduler_gmg::memory::WeightState;
 use slicescheduler_gmg::plan::{Ended, Event, Fate};
 use slicescheduler_gmg::request::RequestState;
 
+use super::pool::Pool;
 use super::{Job, Op, Reference};
 
 impl Reference {
@@ -56,6 +57,7 @@ impl Reference {
                         }
                     }
                 }
+                self.abandon(*id);
                 expected
             }
             Event::Failed { job: id, lane, .. } => {
@@ -134,12 +136,19 @@ impl Reference {
                     _ => false,
                 }
             }
+            Event::Resync { devices, .. } => {
+                let mut expected = true;
+                for report in devices {
+                    expected &= self.resync(report);
+                }
+                expected
+            }
             _ => true,
         }
     }
 
     /// Every operator of `ops` that is on a lane becomes `next`. False if not all were on `lane`.
-    fn leave(&mut self, id: JobId, ops: Range<u32>, lane: LaneId, next: Op) -> bool {
+    pub(super) fn leave(&mut self, id: JobId, ops: Range<u32>, lane: LaneId, next: Op) -> bool {
         let Some(job) = self.jobs.get_mut(&id) else { return false };
         let mut expected = ops.end as usize <= job.ops.len() && ops.start <= ops.end;
         for op in ops {
@@ -187,8 +196,10 @@ impl Reference {
         device.loaded.clear();
         device.staging.clear();
         device.external = 0;
-        let sequences: Vec<_> = device.kv.keys().copied().collect();
+        let sequences: Vec<_> = device.kv.tables.keys().copied().collect();
         sequences.into_iter().for_each(|request| self.forget_sequence(request));
+        let device = &mut self.devices[id.index()];
+        device.kv = Pool::new(device.layout.kv_blocks());
         for job in self.jobs.values_mut() {
             let arena = job.arena.is_some_and(|(on, _, _)| on == id);
             if arena || (job.batch_on == Some(id) && job.any(|op| op == Op::Pending)) {
