@@ -1,5 +1,10 @@
 //! A topological order that is kept while edges are added.
 //!
+//! It is for hosts that wire jobs or operators as they go and want the circle named when there would be one.
+//! The graph itself needs none: operators of a template are numbered in an order that their edges follow
+//! (a builder refuses any other), a job can only come after jobs that exist, and nobody adds an edge to either
+//! later. So no delta can close a circle, and there is nothing to keep in order.
+//!
 //! The algorithm is that of Pearce and Kelly ("A dynamic topological sort algorithm for directed
 //! acyclic graphs", JEA 11, 2006). An edge that agrees with the order costs O(1). One that does not
 //! costs O(d log d + e), where `d` are the nodes between its ends in the order that are reached from

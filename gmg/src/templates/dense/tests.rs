@@ -21,7 +21,9 @@ fn specs() -> [DenseSpec; 9] {
 
 #[test]
 fn parameter_counts_are_the_published_ones() {
-    // The totals that the checkpoints' safetensors metadata states.
+    // The totals that the safetensors metadata of these checkpoints on Hugging Face states:
+    // meta-llama/Meta-Llama-3-8B and -70B, meta-llama/Llama-2-7b-hf and -13b-hf, HuggingFaceTB/SmolLM2-135M,
+    // codellama/CodeLlama-34b-hf, 01-ai/Yi-34B.
     let published =
         [8_030_261_248, 70_553_706_496, 6_738_415_616, 13_015_864_320, 134_515_008, 33_743_970_304, 34_388_917_248];
     for (spec, published) in specs().into_iter().zip(published) {

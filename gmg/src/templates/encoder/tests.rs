@@ -7,8 +7,8 @@ use crate::units::Flops;
 
 #[test]
 fn parameter_counts_are_the_published_ones() {
-    // The totals of the checkpoints' safetensors metadata, 109,482,240 and 22,713,216; the second
-    // one includes the 384 * 384 + 384 of a pooling layer that sentence-transformers does not use.
+    // The totals of the safetensors metadata of google-bert/bert-base-uncased without its heads and of
+    // sentence-transformers/all-MiniLM-L6-v2, 109,482,240 and 22,713,216; the second one includes the 384 * 384 + 384 of a pooling layer that sentence-transformers does not use.
     for (spec, published) in
         [(EncoderSpec::bert_base(), 109_482_240), (EncoderSpec::all_minilm_l6_v2(), 22_713_216 - 147_840)]
     {
