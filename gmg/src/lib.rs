@@ -37,7 +37,7 @@
 //! | [`delta`], [`plan`] | every change; intent, forecast and the ports between the crates |
 //! | [`view`], [`snapshot`] | reading, publishing, branching |
 //! | [`memory`] | what lies where on a device, KV blocks that sequences share, what can be had back and when |
-//! | [`content`], `wire` (feature `serde`) | a version as one number; deltas as bytes and as JSON |
+//! | [`content`], `wire` (feature `serde`) | a version as one number; deltas as bytes and as JSON; versions as bytes |
 //! | [`live_graph`] | petgraph's algorithms on the live graph |
 //! | [`import`], [`export`] | other people's formats |
 

@@ -27,7 +27,7 @@ pub(crate) use device::SavedDevice;
 pub use device::{DeviceLayout, DeviceMemory, WeightState};
 #[cfg(feature = "serde")]
 pub(crate) use kv_pool::SavedPool;
-pub use kv_pool::{KvPool, Owned};
+pub use kv_pool::{Draft, KvPool, Owned};
 pub use ledger::{ByteKind, Ledger};
 pub use orders::{MayExceed, NotBefore, Orders, Step};
 pub use parts::{Residency, WeightPart};

@@ -5,10 +5,12 @@
 //! been free longest is taken. Until then the pool keeps nothing about single blocks, and after that only about
 //! those that were ever handed out.
 
+mod draft;
 #[cfg(feature = "serde")]
 mod saved;
 mod shared;
 
+pub use draft::Draft;
 #[cfg(feature = "serde")]
 pub(crate) use saved::SavedPool;
 use shared::Shared;
@@ -70,6 +72,14 @@ impl KvPool {
     /// A pool of `total` free blocks.
     pub fn new(total: u32) -> Self {
         Self { total, ..Self::default() }
+    }
+
+    /// A pool of `total` free blocks that keep what they hold from the first one on, as if one had been
+    /// published.
+    pub fn caching(total: u32) -> Self {
+        let mut pool = Self::new(total);
+        pool.shared_mut();
+        pool
     }
 
     /// All blocks.
@@ -231,6 +241,20 @@ impl KvPool {
         true
     }
 
+    /// The first `count` blocks of the sequence of `request` are found from now on under what `hash` says of
+    /// each: those behind the last one that is found already. As [`publish`](Self::publish), for a sequence
+    /// that is published as it grows. O(blocks that are new + blocks with equal content).
+    pub fn publish_up_to(&mut self, request: RequestId, count: u32, hash: impl Fn(u32) -> u64) {
+        self.shared_mut();
+        let (Some(shared), Some(sequence)) = (&mut self.shared, self.sequences.get(&request)) else { return };
+        for (&block, index) in sequence.table.iter().zip(0..count).rev() {
+            if shared.is_published(block) {
+                return;
+            }
+            shared.publish(block, hash(index));
+        }
+    }
+
     /// `request` begins as a copy of the sequence of `of`, whose blocks both hold from now on. False, and
     /// nothing changes, if `of` has no sequence or `request` has one. O(blocks).
     pub fn fork(&mut self, of: RequestId, request: RequestId) -> bool {
@@ -247,10 +271,16 @@ impl KvPool {
         true
     }
 
+    /// How many sequences hold the `index`th block of the sequence of `request`, itself included; zero if
+    /// there is no such block.
+    pub fn holders(&self, request: RequestId, index: u32) -> u32 {
+        let Some(&block) = self.table(request).get(index as usize) else { return 0 };
+        self.shared.as_ref().map_or(1, |shared| shared.holders(block))
+    }
+
     /// True if other sequences hold the `index`th block of the sequence of `request` too.
     pub fn is_shared(&self, request: RequestId, index: u32) -> bool {
-        let block = self.table(request).get(index as usize);
-        block.zip(self.shared.as_ref()).is_some_and(|(&block, shared)| shared.holders(block) > 1)
+        self.holders(request, index) > 1
     }
 
     /// Makes the `index`th block of the sequence of `request` one that can be written: nobody else holds it
@@ -329,16 +359,34 @@ impl KvPool {
     /// Ends a sequence and returns how many blocks are free by it: those that no other holds.
     pub fn release(&mut self, request: RequestId) -> u32 {
         let Some(sequence) = self.sequences.remove(&request) else { return 0 };
-        let blocks = match &mut self.shared {
+        self.give_up(sequence.tenant, &sequence.table)
+    }
+
+    /// Gives up the last `count` blocks of a sequence, which ends with its last one. Returns how many are free
+    /// by it: those that no other holds.
+    pub fn shrink(&mut self, request: RequestId, count: u32) -> u32 {
+        let Some(sequence) = self.sequences.get_mut(&request) else { return 0 };
+        let kept = sequence.table.len().saturating_sub(count as usize);
+        if kept == 0 {
+            return self.release(request);
+        }
+        let (tenant, lost) = (sequence.tenant, sequence.table.split_off(kept));
+        self.give_up(tenant, &lost)
+    }
+
+    /// A sequence of `tenant` lets go of `blocks`, the last one first.
+    fn give_up(&mut self, tenant: TenantId, blocks: &[u32]) -> u32 {
+        let freed = match &mut self.shared {
             None => {
-                let blocks = sequence.table.len() as u32;
-                self.free.extend(sequence.table.into_iter().rev());
-                blocks
+                self.free.extend(blocks.iter().rev());
+                blocks.len() as u32
             }
-            Some(shared) => sequence.table.iter().rev().filter(|&&block| shared.let_go(block)).count() as u32,
+            Some(shared) => blocks.iter().rev().filter(|&&block| shared.let_go(block)).count() as u32,
         };
-        self.by_tenant[sequence.tenant.index()] -= blocks;
-        blocks
+        if let Some(used) = self.by_tenant.get_mut(tenant.index()) {
+            *used -= freed;
+        }
+        freed
     }
 
     /// True if there is no sequence, not even one without blocks.

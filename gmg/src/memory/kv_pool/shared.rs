@@ -11,7 +11,20 @@ use std::collections::HashMap;
 
 use crate::id::TenantId;
 
-const NONE: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
+
+/// When a block became free, counted in blocks that did: ascending along the queue. Nothing but that order
+/// depends on it, so pools are equal whatever their stamps are.
+#[derive(Clone, Copy, Debug)]
+struct Stamp(u64);
+
+impl PartialEq for Stamp {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Stamp {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Block {
@@ -22,6 +35,7 @@ struct Block {
     holders: u32,
     before: u32,
     after: u32,
+    stamp: Stamp,
     /// The next block with the same content, in the order in which they got it.
     twin: u32,
 }
@@ -33,6 +47,7 @@ pub(super) struct Shared {
     first: u32,
     last: u32,
     free: u32,
+    stamps: Stamp,
     /// The hash is the host's, so the map is one that a hostile choice does not slow down.
     by_content: HashMap<(TenantId, u64), u32>,
     by_tenant: Vec<Counts>,
@@ -63,6 +78,7 @@ impl Shared {
             first: NONE,
             last: NONE,
             free: 0,
+            stamps: Stamp(0),
             by_content: HashMap::new(),
             by_tenant: Vec::new(),
         };
@@ -165,8 +181,8 @@ impl Shared {
 
     /// Enters the block with the next number, which nobody holds and which is not in the queue.
     pub(super) fn add_block(&mut self) {
-        let (tenant, hash) = (TenantId(0), None);
-        self.blocks.push(Block { hash, tenant, holders: 0, before: NONE, after: NONE, twin: NONE });
+        let (tenant, hash, stamp) = (TenantId(0), None, Stamp(0));
+        self.blocks.push(Block { hash, tenant, holders: 0, before: NONE, after: NONE, stamp, twin: NONE });
     }
 
     /// Leaves out the block with the highest number, which is in the queue; what it held is forgotten.
@@ -221,6 +237,33 @@ impl Shared {
     /// The block of `tenant` that has carried `hash` longest. O(1).
     pub(super) fn find(&self, tenant: TenantId, hash: u64) -> Option<u32> {
         self.by_content.get(&(tenant, hash)).copied()
+    }
+
+    /// The blocks of `tenant` that carry `hash`, in the order in which they are found.
+    pub(super) fn twins(&self, tenant: TenantId, hash: u64) -> impl Iterator<Item = u32> + '_ {
+        let next = |&block: &u32| Some(self.blocks[block as usize].twin).filter(|&twin| twin != NONE);
+        std::iter::successors(self.find(tenant, hash), next)
+    }
+
+    /// True if what `block` holds is found.
+    pub(super) fn is_published(&self, block: u32) -> bool {
+        self.blocks[block as usize].hash.is_some()
+    }
+
+    /// The block that has been free longest; [`NONE`] if none is.
+    pub(super) fn front(&self) -> u32 {
+        self.first
+    }
+
+    /// The block behind `block` in the queue; [`NONE`] behind the last.
+    pub(super) fn behind(&self, block: u32) -> u32 {
+        self.blocks.get(block as usize).map_or(NONE, |entry| entry.after)
+    }
+
+    /// True if `block`, which is in the queue, is `place` or behind it.
+    pub(super) fn is_from(&self, block: u32, place: u32) -> bool {
+        let stamp = |block: u32| self.blocks.get(block as usize).map(|entry| entry.stamp.0);
+        stamp(place).is_some_and(|place| stamp(block) >= Some(place))
     }
 
     /// A sequence of `tenant` holds `block`, which was found, too. True if it is the only one.
@@ -320,7 +363,8 @@ impl Shared {
             None => self.first = block,
         }
         let entry = &mut self.blocks[block as usize];
-        (entry.before, entry.after) = (last, NONE);
+        (entry.before, entry.after, entry.stamp) = (last, NONE, self.stamps);
+        self.stamps.0 += 1;
         self.free += 1;
     }
 

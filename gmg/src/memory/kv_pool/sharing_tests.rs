@@ -124,6 +124,22 @@ impl Naive {
         Some(true)
     }
 
+    fn shrink(&mut self, request: u64, count: u32) -> u32 {
+        let Some(held) = self.tables.get(&request).map(Vec::len) else { return 0 };
+        if held <= count as usize {
+            return self.release(request);
+        }
+        let mut freed = 0;
+        for _ in 0..count {
+            let Some(block) = self.tables.get_mut(&request).and_then(Vec::pop) else { break };
+            if self.holders(block) == 0 {
+                self.queue.push(block);
+                freed += 1;
+            }
+        }
+        freed
+    }
+
     fn drop_cached(&mut self, of: Option<u32>) -> u32 {
         let mut dropped = 0;
         for &block in &self.queue {
@@ -178,9 +194,10 @@ fn assert_same(pool: &KvPool, naive: &Naive) {
 proptest! {
     #[test]
     fn it_shares_keeps_and_evicts_as_the_lists_do(
-        steps in prop::collection::vec((0u8..14, 0..REQUESTS, 0..REQUESTS, 0u32..5, prop::collection::vec(0..HASHES, 0..5)), 1..120),
+        steps in prop::collection::vec((0u8..16, 0..REQUESTS, 0..REQUESTS, 0u32..5, prop::collection::vec(0..HASHES, 0..5)), 1..120),
     ) {
-        let (mut pool, mut naive) = (KvPool::new(BLOCKS), Naive::new());
+        let caching = steps.len() % 2 == 0;
+        let (mut pool, mut naive) = (if caching { KvPool::caching(BLOCKS) } else { KvPool::new(BLOCKS) }, Naive::new());
         for (kind, request, other, number, hashes) in steps {
             let (id, of) = (RequestId(request), TenantId(tenant(request)));
             match kind {
@@ -202,12 +219,50 @@ proptest! {
                         prop_assert_eq!((Some(from), Some(to)), (before, pool.table(id).get(number as usize).copied()));
                     }
                 }
+                13..=14 => prop_assert_eq!(pool.shrink(id, number), naive.shrink(request, number)),
                 _ => {
                     let which = (number > 1).then_some(number % 2);
                     prop_assert_eq!(pool.drop_cached(which.map(TenantId)), naive.drop_cached(which));
                 }
             }
             assert_same(&pool, &naive);
+        }
+    }
+}
+
+proptest! {
+    /// What a draft finds is what the pool finds once the same was done to it.
+    #[test]
+    fn a_draft_finds_what_would_be_found(
+        steps in prop::collection::vec((0u8..8, 0..REQUESTS, 0u32..5, prop::collection::vec(0..HASHES, 0..5)), 1..60),
+        planned in prop::collection::vec((any::<bool>(), 0u32..2, 0..HASHES, 0u32..4), 0..8),
+    ) {
+        let mut pool = KvPool::caching(BLOCKS);
+        for (kind, request, number, hashes) in steps {
+            let (id, of) = (RequestId(request), TenantId(tenant(request)));
+            match kind {
+                0..=2 => drop(pool.grow(id, of, number)),
+                3 => drop(pool.release(id)),
+                4..=6 => pool.publish_up_to(id, number, |index| hashes.get(index as usize).copied().unwrap_or(0)),
+                _ => drop(pool.share(id, of, &hashes)),
+            }
+        }
+        let (mut done, mut draft) = (pool.clone(), pool.draft());
+        for (id, (share, of, hash, count)) in (100..).map(RequestId).zip(planned) {
+            let of = TenantId(of);
+            if let Some(block) = draft.find(of, hash).filter(|_| share) {
+                draft.share(block);
+                prop_assert_eq!(done.share(id, of, &[hash]), 1);
+            } else if !share {
+                draft.take(count);
+                prop_assert!(done.grow(id, of, count.min(done.free_blocks())));
+            }
+            let found = |of, hash| done.shared.as_ref().and_then(|shared| shared.find(of, hash));
+            for (of, hash) in (0..2).map(TenantId).flat_map(|of| (0..HASHES).map(move |hash| (of, hash))) {
+                prop_assert_eq!(draft.find(of, hash), found(of, hash));
+                let free = found(of, hash).map(|_| done.find(of, &[hash]).1 == 0);
+                prop_assert_eq!(draft.find(of, hash).map(|block| draft.is_held(block)), free);
+            }
         }
     }
 }
