@@ -329,6 +329,8 @@ impl Delta {
                 | Event::OpsLoaded { .. }
                 | Event::WeightsEvicted { .. }
                 | Event::DeviceLost { .. }
+                // It may take weights away.
+                | Event::Resync { .. }
                 | Event::LinkFailed { .. }
                 | Event::LinkReturned { .. } => Durable,
                 Event::Arrived { .. }
@@ -337,7 +339,6 @@ impl Delta {
                 | Event::Recalled { .. }
                 | Event::Failed { .. }
                 | Event::WeightsProgress { .. }
-                | Event::Resync { .. }
                 | Event::Timer { .. } => Soft,
             },
         }

@@ -56,6 +56,9 @@ impl KvPool {
         if counted as usize > tenants || listed > tenants || !owners.into_iter().all(known) {
             return Err("blocks of a tenant that there is not");
         }
+        if sequences.iter().any(|sequence| sequence.tenant.index() >= counted as usize) {
+            return Err("a sequence of a tenant of which nothing is counted");
+        }
         let held = sequences.iter().map(|sequence| sequence.table.len()).fold(free.len(), usize::saturating_add);
         let untouched = shared.as_ref().map_or(held, |shared| shared.had.len());
         if untouched > total as usize {

@@ -140,6 +140,8 @@ impl Shared {
             return Err("a block that is neither free nor held");
         }
         let mut last: HashMap<(TenantId, u64), u32> = HashMap::new();
+        let counts = saved.displaced.into_iter().map(|displaced| Counts { cached: 0, displaced });
+        shared.by_tenant = counts.collect();
         for (block, hash) in saved.published {
             let Some(entry) = shared.blocks.get_mut(block as usize).filter(|entry| entry.hash.is_none()) else {
                 return Err("content of a block that there is not, or that has another");
@@ -150,11 +152,10 @@ impl Shared {
                 Some(twin) => shared.blocks[twin as usize].twin = block,
                 None => drop(shared.by_content.insert(key, block)),
             }
-            shared.counts(key.0).cached += u32::from(cached);
-        }
-        shared.by_tenant.resize(saved.displaced.len().max(shared.by_tenant.len()), Counts::default());
-        for (counts, displaced) in shared.by_tenant.iter_mut().zip(saved.displaced) {
-            counts.displaced = displaced;
+            if cached {
+                let counts = shared.by_tenant.get_mut(key.0.index());
+                counts.ok_or("cached blocks of a tenant of which nothing is counted")?.cached += 1;
+            }
         }
         Ok(shared)
     }
