@@ -34,6 +34,9 @@ const DEVICE_MEMORY: Bytes = Bytes::mib(64);
 /// Requests that may be under way at a time, unless said.
 const MAX_REQUESTS: usize = 1024;
 
+/// Lanes that a process may have: each is a thread.
+const MAX_LANES: u64 = 1024;
+
 /// How far forecasts look.
 const HORIZON: Nanos = Nanos::secs(2);
 
@@ -102,7 +105,7 @@ impl std::fmt::Debug for Builder {
 }
 
 impl Builder {
-    /// Serves on `count` CPU devices, a lane each.
+    /// Serves on `count` CPU devices, a lane each; 1024 at most.
     #[must_use]
     pub fn devices(mut self, count: u32) -> Self {
         let memory = match self.hardware {
@@ -263,6 +266,13 @@ impl Builder {
         let mut names = HashSet::new();
         if let Some(twice) = self.tenants.iter().find(|entry| !names.insert(entry.tenant.name.clone())) {
             return Err(BuildError::DuplicateTenant { tenant: twice.tenant.name.to_string() });
+        }
+        let lanes = match &self.hardware {
+            Hardware::Cpu { devices, .. } => devices.map_or(self.tenants.len() as u64, u64::from),
+            Hardware::Cluster(cluster) => cluster.devices().iter().map(|device| u64::from(device.spec.lanes)).sum(),
+        };
+        if lanes > MAX_LANES {
+            return Err(BuildError::TooManyLanes { lanes, limit: MAX_LANES });
         }
         let settings = [
             ("the number of requests at a time", self.max_requests as u64),

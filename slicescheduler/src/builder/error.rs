@@ -32,6 +32,14 @@ pub enum BuildError {
         /// Devices that there are.
         devices: usize,
     },
+    /// More lanes than this process would start threads for.
+    #[error("{lanes} lanes are asked for, each of which is a thread: expected at most {limit}")]
+    TooManyLanes {
+        /// Lanes of all devices.
+        lanes: u64,
+        /// Most that there may be.
+        limit: u64,
+    },
     /// A container without devices.
     #[error("tenant {tenant:?}: its container has no devices; it needs at least one")]
     EmptyContainer {

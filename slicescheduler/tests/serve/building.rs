@@ -44,6 +44,10 @@ fn tenants_and_devices_that_do_not_go_together_are_named() {
         r#"tenant "b": device cpu/1 belongs to tenant "a" already; a device is in one container"#
     );
     assert_eq!(refused(on(&[0]).devices(0)), r#"node "cpu" has no devices: expected at least one"#);
+    assert_eq!(
+        refused(on(&[0]).devices(70_000)),
+        "70000 lanes are asked for, each of which is a thread: expected at most 1024"
+    );
     assert_eq!(refused(on(&[0]).max_requests(0)), "the number of requests at a time is 0: expected at least 1");
     let batching = BatchOptions { token_budget: 0, ..BatchOptions::default() };
     assert_eq!(refused(on(&[0]).batching(batching)), "the token budget of an iteration is 0: expected at least 1");
