@@ -11,6 +11,8 @@
 //! # Ok::<(), slicescheduler_executor::conformance::Violation>(())
 //! ```
 
+mod link;
+
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +26,8 @@ use crate::backend::{DynBackend, Memory};
 use crate::error::{ExecutorError, Result};
 use crate::lane::{Entry, Outcome, Program, Rank, StdThreads};
 use crate::transport::{Place, Refusal, Transfer, TransferEvent, Transport};
+
+pub use link::{Flaky, link};
 
 /// How long something that must happen may take.
 const LIMIT: Duration = Duration::from_secs(20);

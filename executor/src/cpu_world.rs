@@ -24,11 +24,13 @@
 //! **Trust.** The graph sees to it that no two jobs share bytes. The world does not rely on it: each
 //! launch and each transfer claims its bytes, and a command whose bytes are in use is refused.
 //!
-//! **Faults.** An operator that fails or panics fails its job; the lane lives on. A transfer that
-//! fails, or a host that takes a thread away, breaks the world as a whole: [`World::poll`] says so.
+//! **Faults.** An operator that fails or panics fails its job; the lane lives on. A device is lost
+//! ([`Event::DeviceLost`]) when the host takes the thread of one of its lanes away, or when weights can not
+//! be copied to it in three tries: what was there is not reported any more, and other devices go on.
 
 mod claims;
 mod device;
+mod direct;
 mod flight;
 mod launch;
 mod loads;
@@ -48,14 +50,16 @@ use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
 
 use crate::error::{ExecutorError, Result};
+use crate::fault::{Faults, Point};
 use crate::kernels::Sampling;
 use crate::lane::{LaneClock, LaneEvent, ThreadSpawner};
 use crate::model::CpuModel;
 use crate::registry::{BoundModel, KernelRegistry};
 use crate::transport::{InProcess, InProcessOptions};
 use device::Device;
+pub use direct::Direct;
 use flight::Flight;
-use loads::Loads;
+use loads::{LoadEnd, Loads};
 use sequence::Sequences;
 pub use waker::Waker;
 
@@ -66,12 +70,14 @@ pub struct CpuWorldOptions {
     pub kernels: KernelRegistry,
     /// The transport that loads weights.
     pub transfers: InProcessOptions,
+    /// What is to go wrong; nothing, unless a test wants to see it.
+    pub faults: Option<Arc<dyn Faults>>,
 }
 
 impl Default for CpuWorldOptions {
     /// The kernels of a dense decoder, and a transport of default size.
     fn default() -> Self {
-        Self { kernels: KernelRegistry::cpu(), transfers: InProcessOptions::default() }
+        Self { kernels: KernelRegistry::cpu(), transfers: InProcessOptions::default(), faults: None }
     }
 }
 
@@ -94,6 +100,9 @@ pub struct CpuWorld {
     waker: Waker,
     wakes: Receiver<()>,
     operators: u64,
+    faults: Option<Arc<dyn Faults>>,
+    /// Devices that are gone, of which nobody was told yet.
+    losses: Vec<DeviceId>,
 }
 
 impl CpuWorld {
@@ -132,6 +141,11 @@ impl CpuWorld {
         let mut devices = Vec::new();
         for (device, id) in view.cluster().devices().iter().zip((0..).map(DeviceId)) {
             let Some(memory) = view.memory(id) else { continue };
+            let size = Device::size(memory.layout());
+            if options.faults.as_ref().is_some_and(|faults| faults.at(Point::Allocation { device: id, size }).is_some())
+            {
+                return Err(ExecutorError::OutOfMemory { wanted: size });
+            }
             devices.push(Device::start(id, device.spec.lanes, *memory.layout(), threads, &lane_clock, &sender)?);
         }
         let (waker, wakes) = Waker::new();
@@ -139,7 +153,7 @@ impl CpuWorld {
             clock,
             models: bound,
             devices,
-            loads: Loads::new(transport, transfer_events),
+            loads: Loads::new(transport, transfer_events, options.faults.clone()),
             sequences: Sequences::default(),
             flights: BTreeMap::new(),
             launched: 0,
@@ -148,6 +162,8 @@ impl CpuWorld {
             waker,
             wakes,
             operators: 0,
+            faults: options.faults,
+            losses: Vec::new(),
         };
         world.load_residents(view)?;
         Ok(world)
@@ -212,7 +228,11 @@ impl CpuWorld {
         while !self.loads.is_idle() {
             self.loads.start(&mut self.devices, &self.models)?;
             self.loads.wait();
-            while self.loads.finished(&mut self.devices)?.is_some() {}
+            while let Some(end) = self.loads.finished(&mut self.devices)? {
+                if let LoadEnd::Lost(device) = end {
+                    return Err(ExecutorError::DeviceLost(device));
+                }
+            }
         }
         Ok(())
     }
@@ -235,6 +255,7 @@ impl CpuWorld {
 }
 
 impl World for CpuWorld {
+    /// What is for a device that is lost is passed over: the loss is reported, or will be.
     fn enqueue(&mut self, command: &Command, view: View<'_>) -> Result<(), WorldError> {
         match command {
             Command::Launch(launch) => self.launch(launch, view),
@@ -262,6 +283,6 @@ impl World for CpuWorld {
     }
 
     fn is_idle(&self) -> bool {
-        self.flights.is_empty() && self.loads.is_idle()
+        self.flights.is_empty() && self.loads.is_idle() && self.losses.is_empty()
     }
 }

@@ -187,6 +187,45 @@ pub enum ExecutorError {
         /// Length of the destination.
         to: Bytes,
     },
+    /// A transport wants to use an end of a transfer that is not in this process.
+    #[error("the {end} of the transfer is not in this process")]
+    NoSuchEnd {
+        /// Source or destination.
+        end: &'static str,
+    },
+    /// The two processes at the ends of a link gave one name to transfers of different sizes.
+    #[error("the transfer has {here} here and {there} at the other end of the link; both must be the same")]
+    TransferSize {
+        /// Bytes of this process's half.
+        here: Bytes,
+        /// Bytes of the other half.
+        there: Bytes,
+    },
+    /// The process at the other end of a link could not go on with a transfer.
+    #[error("the other end of the link could not go on with the transfer, {left} of {size} were not moved")]
+    OtherEndFailed {
+        /// Bytes that were not moved.
+        left: Bytes,
+        /// Bytes of the transfer.
+        size: Bytes,
+    },
+    /// A link was cut and did not come back in time.
+    #[error("the link was cut and did not come back, {left} of a transfer of {size} were not moved")]
+    LinkCut {
+        /// Bytes that were not moved.
+        left: Bytes,
+        /// Bytes of the transfer.
+        size: Bytes,
+    },
+    /// What a link goes over can not be had.
+    #[error("no link over {over}")]
+    NoLink {
+        /// The address or the file.
+        over: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// The transport ended before it had moved everything.
     #[error("the transport ended with {left} of a transfer of {size} not moved")]
     TransportEnded {
@@ -374,6 +413,15 @@ pub enum ExecutorError {
         op: u32,
         /// The job's next operator.
         next: u32,
+    },
+    /// A device is gone, with everything on it.
+    #[error("{0} is lost")]
+    DeviceLost(DeviceId),
+    /// Something failed because [`Faults`](crate::fault::Faults) said so.
+    #[error("{what} was made to fail")]
+    MadeToFail {
+        /// What.
+        what: &'static str,
     },
     /// An operator of the host failed.
     #[error("{operator} failed")]

@@ -78,13 +78,14 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`cpu_world`] | the world of CPU lanes |
-//! | [`backend`], [`transport`] | the seams to kinds of devices and ways between them |
+//! | [`backend`], [`transport`] | the seams to kinds of devices and ways between them, within a process and between two |
 //! | [`model`] | a decoder or an encoder with its packed weights, and where weights come from |
 //! | [`checkpoint`] | weights in files (features `gguf`, `safetensors`) |
 //! | [`registry`], [`kernels`] | which kernel runs an operator; the CPU kernels, whose bits do not depend on batching |
 //! | [`lane`] | worker-owned queues, in order, recallable at operator boundaries |
 //! | [`arena`] | memory that is allocated once and handed out at planned offsets |
 //! | [`runner`] | a runner for operator graphs that are run again and again |
+//! | [`fault`] | faults on purpose |
 //! | `conformance` | suites for implementations of the seams (feature `conformance`) |
 
 pub mod arena;
@@ -94,6 +95,7 @@ pub mod checkpoint;
 pub mod conformance;
 pub mod cpu_world;
 pub mod error;
+pub mod fault;
 pub mod kernels;
 pub mod lane;
 pub mod model;

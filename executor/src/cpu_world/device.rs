@@ -26,6 +26,8 @@ pub(super) struct Device {
     pub(super) claims: Claims,
     /// Models whose weights lie here, and where.
     pub(super) loaded: BTreeMap<ModelId, Region>,
+    /// It is gone. Its memory and lanes stay until the world ends, since operators may still run.
+    pub(super) lost: bool,
 }
 
 impl Device {
@@ -38,12 +40,16 @@ impl Device {
         events: &Sender<LaneEvent>,
     ) -> Result<Self> {
         let blocks = layout.kv_blocks();
-        let size = layout.kv_offset() + layout.kv_block.times(u64::from(blocks));
-        let arena = CpuBackend.allocate(size)?;
+        let arena = CpuBackend.allocate(Self::size(&layout))?;
         let lanes = (0..lanes)
             .map(|lane| CpuBackend.start_lane(LaneId::new(id, lane), threads, clock.clone(), events.clone()))
             .collect::<Result<_>>()?;
-        Ok(Self { id, lanes, arena, layout, claims: Claims::new(id, blocks), loaded: BTreeMap::new() })
+        Ok(Self { id, lanes, arena, layout, claims: Claims::new(id, blocks), loaded: BTreeMap::new(), lost: false })
+    }
+
+    /// Bytes of a device that is divided like this.
+    pub(super) fn size(layout: &DeviceLayout) -> Bytes {
+        layout.kv_offset() + layout.kv_block.times(u64::from(layout.kv_blocks()))
     }
 
     /// Where its KV blocks lie.

@@ -3,12 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use slicescheduler_gmg::id::{JobId, LaneId, RequestId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, RequestId, TenantId};
 use slicescheduler_gmg::plan::{Ended, Event, Failure, Fate};
 use slicescheduler_gmg::units::Nanos;
 
 use super::CpuWorld;
 use super::claims::Claim;
+use super::loads::LoadEnd;
 use super::program::{Progress, Results};
 use crate::error::{ExecutorError, Result};
 use crate::lane::{LaneEvent, Outcome, Ticket};
@@ -52,13 +53,40 @@ impl CpuWorld {
         while let Ok(event) = self.events.try_recv() {
             self.ended(event, events);
         }
-        if self.loads.is_idle() {
-            return Ok(());
+        if !self.loads.is_idle() {
+            while let Some(end) = self.loads.finished(&mut self.devices)? {
+                match end {
+                    LoadEnd::Loaded { model, device, at } => events.push(Event::WeightsLoaded { model, device, at }),
+                    LoadEnd::Lost(device) => self.losses.push(device),
+                    LoadEnd::Passed => {}
+                }
+            }
+            self.loads.start(&mut self.devices, &self.models)?;
         }
-        while let Some((load, at)) = self.loads.finished(&mut self.devices)? {
-            events.push(Event::WeightsLoaded { model: load.model, device: load.device, at });
+        while let Some(device) = self.losses.pop() {
+            self.lose(device, events);
         }
-        self.loads.start(&mut self.devices, &self.models)
+        Ok(())
+    }
+
+    /// Says that a device is gone, once. What is on its lanes may still run; nobody is told of it any more, and
+    /// nobody gets its memory.
+    fn lose(&mut self, id: DeviceId, events: &mut Vec<Event>) {
+        let Some(device) = self.devices.get_mut(id.index()).filter(|device| !device.lost) else { return };
+        device.lost = true;
+        device.loaded.clear();
+        self.loads.pass_over(id);
+        self.flights.retain(|_, flight| {
+            let lane = flight.grant.lane;
+            if lane.device != id {
+                return true;
+            }
+            if let Some(lane) = device.lanes.get(usize::from(lane.index)) {
+                lane.recall(&flight.ticket);
+            }
+            false
+        });
+        events.push(Event::DeviceLost { device: id, at: self.clock.now() });
     }
 
     /// An entry left its lane.
@@ -79,14 +107,13 @@ impl CpuWorld {
                 let (tokens, ended) = self.produce(flight.emits, flight.progress.take_results());
                 events.push(Event::Finished { job, ops, lane, started, at, tokens, ended });
             }
+            Outcome::Failed(ExecutorError::DeviceLost(device)) => self.losses.push(device),
             Outcome::Failed(error) if failed => {
                 events.push(failure(job, lane, at, next_op, error.to_string()));
                 self.mute(job);
             }
-            Outcome::Cancelled => {
-                events.push(failure(job, lane, at, next_op, ExecutorError::LaneEnded.to_string()));
-                self.mute(job);
-            }
+            // The lane has ended, and its device with it.
+            Outcome::Cancelled => self.losses.push(lane.device),
             Outcome::Recalled | Outcome::Failed(_) => {
                 let (done, end, fate) = (ops.start..next_op, ops.end, flight.fate);
                 events.push(Event::Recalled { job, lane, done, end, fate, started, at });

@@ -24,6 +24,9 @@ impl CpuWorld {
         if usize::from(id.index) >= device.lanes.len() {
             return Err(WorldError::NoSuchLane(id));
         }
+        if device.lost {
+            return Ok(());
+        }
         let model = self.bound(spec.model).ok_or(WorldError::NoSuchModel(spec.model))?.clone();
         if !Arc::ptr_eq(&launch.template, model.model.template()) {
             return Err(ExecutorError::OtherTemplate(spec.model).into());
@@ -51,7 +54,8 @@ impl CpuWorld {
         self.take(&mut grant, claims, &mut clear)?;
 
         let progress = self.progress(launch.job, launch.ops.start);
-        let program = Box::new(Launched::new(space, clear, progress.clone()));
+        let program = Launched::new(space, clear, progress.clone()).with_faults(id, self.faults.clone());
+        let program = Box::new(program);
         let (tag, rank) = (self.launched, lane::Rank(rank_number(launch.rank)));
         let entry = Entry { program, ops: Some(launch.ops.clone()), rank, tag };
         let lane = &self.devices[id.device.index()].lanes[usize::from(id.index)];
@@ -61,6 +65,11 @@ impl CpuWorld {
                 let flight = Flight { job, ops, ticket, fate: Fate::Keep, muted: false, progress, emits, grant };
                 self.flights.insert(tag, flight);
                 self.launched += 1;
+                Ok(())
+            }
+            Err(ExecutorError::LaneEnded) => {
+                self.give_back(&grant, false);
+                self.losses.push(id.device);
                 Ok(())
             }
             Err(error) => {
@@ -114,8 +123,8 @@ impl CpuWorld {
         source: Source,
         slot: Reserved,
     ) -> Result<(), WorldError> {
-        if self.devices.get(device.index()).is_none() {
-            return Err(WorldError::NoSuchDevice(device));
+        if self.devices.get(device.index()).ok_or(WorldError::NoSuchDevice(device))?.lost {
+            return Ok(());
         }
         if self.bound(model).is_none() {
             return Err(WorldError::NoSuchModel(model));
@@ -147,7 +156,7 @@ impl CpuWorld {
         if block < needed {
             return Err(ExecutorError::KvBlockTooSmall { model, device, tokens, block, needed });
         }
-        Ok(Load { model, device, source, slot })
+        Ok(Load { model, device, source, slot, failures: 0 })
     }
 }
 

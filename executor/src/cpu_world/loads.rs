@@ -12,6 +12,7 @@ use super::claims::{Access, Claim, Holder};
 use super::device::Device;
 use crate::arena::{Arena, Region};
 use crate::error::{ExecutorError, Result};
+use crate::fault::{Fault, Faults, Point};
 use crate::registry::BoundModel;
 use crate::transport::{InProcess, Place, Refusal, Transfer, TransferEvent, Transport};
 
@@ -23,6 +24,25 @@ pub(super) struct Load {
     pub(super) source: Source,
     /// The slot, at least as long as the model's image.
     pub(super) slot: Region,
+    /// How often it was tried in vain.
+    pub(super) failures: u32,
+}
+
+/// Tries to copy weights before their device counts as lost.
+const TRIES: u32 = 3;
+
+/// What became of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoadEnd {
+    Loaded {
+        model: ModelId,
+        device: DeviceId,
+        at: Nanos,
+    },
+    /// It could not be done on this device.
+    Lost(DeviceId),
+    /// It is tried again, or nobody wants it any more.
+    Passed,
 }
 
 #[derive(Debug)]
@@ -40,11 +60,17 @@ pub(super) struct Loads {
     waiting: VecDeque<Load>,
     active: BTreeMap<u64, Active>,
     started: u64,
+    faults: Option<Arc<dyn Faults>>,
 }
 
 impl Loads {
-    pub(super) fn new(transport: InProcess, events: Receiver<TransferEvent>) -> Self {
-        Self { transport, events, waiting: VecDeque::new(), active: BTreeMap::new(), started: 0 }
+    pub(super) fn new(transport: InProcess, events: Receiver<TransferEvent>, faults: Option<Arc<dyn Faults>>) -> Self {
+        Self { transport, events, waiting: VecDeque::new(), active: BTreeMap::new(), started: 0, faults }
+    }
+
+    /// Forgets what waits to be loaded onto a device.
+    pub(super) fn pass_over(&mut self, device: DeviceId) {
+        self.waiting.retain(|load| load.device != device);
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -94,7 +120,7 @@ impl Loads {
         if let Err(refused) = self.transport.submit(transfer) {
             return match refused.reason {
                 Refusal::Full => Ok(Err(load)),
-                Refusal::Ended => Err(ExecutorError::TransportEnded { left: size, size }),
+                Refusal::Ended | Refusal::OtherEnds => Err(ExecutorError::TransportEnded { left: size, size }),
             };
         }
         for (id, claim) in &claims {
@@ -110,8 +136,8 @@ impl Loads {
         Ok(Ok(()))
     }
 
-    /// The next load that has ended, if one has; its slot counts as loaded.
-    pub(super) fn finished(&mut self, devices: &mut [Device]) -> Result<Option<(Load, Nanos)>> {
+    /// The next load that has ended, if one has; if it was done, its slot counts as loaded.
+    pub(super) fn finished(&mut self, devices: &mut [Device]) -> Result<Option<LoadEnd>> {
         let event = match self.events.try_recv() {
             Ok(event) => event,
             Err(TryRecvError::Disconnected) if !self.active.is_empty() => {
@@ -125,11 +151,25 @@ impl Loads {
                 device.claims.give_back(claim);
             }
         }
-        event.outcome?;
-        if let Some(device) = devices.get_mut(load.device.index()) {
-            device.loaded.insert(load.model, load.slot);
+        let Some(target) = devices.get_mut(load.device.index()).filter(|device| !device.lost) else {
+            return Ok(Some(LoadEnd::Passed));
+        };
+        let (model, device, at) = (load.model, load.device, event.finished);
+        let point = Point::Load { model, device };
+        let fault = self.faults.as_ref().and_then(|faults| faults.at(point));
+        if fault == Some(Fault::LosesDevice) {
+            return Ok(Some(LoadEnd::Lost(device)));
         }
-        Ok(Some((load, event.finished)))
+        if event.outcome.is_ok() && fault.is_none() {
+            target.loaded.insert(model, load.slot);
+            return Ok(Some(LoadEnd::Loaded { model, device, at }));
+        }
+        if load.failures + 1 == TRIES {
+            return Ok(Some(LoadEnd::Lost(device)));
+        }
+        // From the host, in case it is the source that fails.
+        self.waiting.push_front(Load { source: Source::Host, failures: load.failures + 1, ..load });
+        Ok(Some(LoadEnd::Passed))
     }
 }
 

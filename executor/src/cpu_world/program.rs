@@ -3,7 +3,10 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use slicescheduler_gmg::id::LaneId;
+
 use crate::error::{ExecutorError, Result};
+use crate::fault::{Fault, Faults, Point};
 use crate::lane::Program;
 use crate::model::{Input, Output};
 use crate::registry::{Call, Space};
@@ -53,62 +56,29 @@ pub(super) struct Launched {
     /// Blocks that hold another tenant's tokens.
     clear: Vec<u32>,
     progress: Arc<Progress>,
+    /// What goes wrong, and on which lane that is.
+    faults: Option<(LaneId, Arc<dyn Faults>)>,
 }
 
 impl Launched {
     pub(super) fn new(space: Space, clear: Vec<u32>, progress: Arc<Progress>) -> Self {
-        Self { space, clear, progress }
+        Self { space, clear, progress, faults: None }
     }
 
-    /// Writes what the host gives to the job. Not later: the places serve other tensors then.
-    fn fill_inputs(&self) -> Result<()> {
-        let (ports, batch) = (self.space.model.model.ports(), &self.space.batch);
-        // SAFETY: the activations are claimed for this lane.
-        let mut operands = unsafe { self.space.arena.operands_within(self.space.activations) };
-        for &(tensor, input) in &ports.inputs {
-            let region = self.space.region(tensor).unwrap_or_default();
-            let place = operands.write::<u32>(region)?;
-            let values = match input {
-                Input::TokenIds => &batch.tokens,
-                Input::Positions => &batch.positions,
-                Input::LogitRows => &batch.logit_rows,
-                Input::Lengths => &batch.lengths,
-                Input::FirstRows => &batch.first_rows,
-                Input::TokenTypes => {
-                    place.fill(0);
-                    continue;
-                }
-            };
-            if place.len() != values.len() {
-                return Err(ExecutorError::OperandLength {
-                    kernel: "inputs",
-                    operand: "rows",
-                    found: values.len(),
-                    expected: place.len(),
-                });
-            }
-            place.copy_from_slice(values);
+    pub(super) fn with_faults(mut self, lane: LaneId, faults: Option<Arc<dyn Faults>>) -> Self {
+        self.faults = faults.map(|faults| (lane, faults));
+        self
+    }
+
+    fn meet_faults(&self, op: u32) -> Result<()> {
+        let Some((lane, faults)) = &self.faults else { return Ok(()) };
+        match faults.at(Point::Operator { lane: *lane, op }) {
+            None => Ok(()),
+            Some(Fault::Fails) => Err(ExecutorError::MadeToFail { what: "the operator" }),
+            // As a panic, without the words of the panic hook.
+            Some(Fault::Panics) => std::panic::resume_unwind(Box::new("made to panic")),
+            Some(Fault::LosesDevice) => Err(ExecutorError::DeviceLost(lane.device)),
         }
-        Ok(())
-    }
-
-    /// Copies what the host is to have out of the activations, which others get next.
-    fn keep_results(&self) -> Result<()> {
-        let output = self.space.model.model.ports().output;
-        let (Output::Tokens(tensor) | Output::Embeddings(tensor)) = output;
-        let region = self.space.region(tensor).unwrap_or_default();
-        // SAFETY: the activations are claimed for this lane.
-        let mut operands = unsafe { self.space.arena.operands_within(self.space.activations) };
-        let results = match output {
-            Output::Tokens(_) => Results::Tokens(operands.read::<u32>(region)?.to_vec()),
-            Output::Embeddings(_) => {
-                let (values, sequences) = (operands.read::<f32>(region)?, self.space.batch.lengths.len());
-                let width = (values.len() / sequences.max(1)).max(1);
-                Results::Embeddings(values.chunks(width).map(Arc::from).collect())
-            }
-        };
-        *self.progress.results.lock().unwrap_or_else(PoisonError::into_inner) = results;
-        Ok(())
     }
 
     fn clear_blocks(&mut self) -> Result<()> {
@@ -121,6 +91,62 @@ impl Launched {
     }
 }
 
+/// Writes what the host gives to a job. Before its first operator, not later: the places serve other
+/// tensors then.
+///
+/// # Safety
+/// Nobody else may touch the space's activations during the call.
+pub(super) unsafe fn fill_inputs(space: &Space) -> Result<()> {
+    let (ports, batch) = (space.model.model.ports(), &space.batch);
+    // SAFETY: by this function's contract.
+    let mut operands = unsafe { space.arena.operands_within(space.activations) };
+    for &(tensor, input) in &ports.inputs {
+        let region = space.region(tensor).unwrap_or_default();
+        let place = operands.write::<u32>(region)?;
+        let values = match input {
+            Input::TokenIds => &batch.tokens,
+            Input::Positions => &batch.positions,
+            Input::LogitRows => &batch.logit_rows,
+            Input::Lengths => &batch.lengths,
+            Input::FirstRows => &batch.first_rows,
+            Input::TokenTypes => {
+                place.fill(0);
+                continue;
+            }
+        };
+        if place.len() != values.len() {
+            return Err(ExecutorError::OperandLength {
+                kernel: "inputs",
+                operand: "rows",
+                found: values.len(),
+                expected: place.len(),
+            });
+        }
+        place.copy_from_slice(values);
+    }
+    Ok(())
+}
+
+/// Copies what the host is to have out of the activations, which others get next.
+///
+/// # Safety
+/// Nobody else may touch the space's activations during the call.
+pub(super) unsafe fn results(space: &Space) -> Result<Results> {
+    let output = space.model.model.ports().output;
+    let (Output::Tokens(tensor) | Output::Embeddings(tensor)) = output;
+    let region = space.region(tensor).unwrap_or_default();
+    // SAFETY: by this function's contract.
+    let mut operands = unsafe { space.arena.operands_within(space.activations) };
+    Ok(match output {
+        Output::Tokens(_) => Results::Tokens(operands.read::<u32>(region)?.to_vec()),
+        Output::Embeddings(_) => {
+            let (values, sequences) = (operands.read::<f32>(region)?, space.batch.lengths.len());
+            let width = (values.len() / sequences.max(1)).max(1);
+            Results::Embeddings(values.chunks(width).map(Arc::from).collect())
+        }
+    })
+}
+
 impl Program for Launched {
     fn len(&self) -> u32 {
         self.space.model.ops.len() as u32
@@ -131,9 +157,11 @@ impl Program for Launched {
         if next != op {
             return Err(ExecutorError::NotReached { op, next });
         }
+        self.meet_faults(op)?;
         self.clear_blocks()?;
         if op == 0 {
-            self.fill_inputs()?;
+            // SAFETY: the activations are claimed for this lane.
+            unsafe { fill_inputs(&self.space)? };
         }
         if let Some(bound) = self.space.model.ops.get(op as usize) {
             // SAFETY: activations and blocks are claimed for this lane, the weight slot against
@@ -142,7 +170,12 @@ impl Program for Launched {
             bound.kernel.run(&mut call)?;
         }
         self.progress.next.store(op + 1, Ordering::Relaxed);
-        if op + 1 == self.len() { self.keep_results() } else { Ok(()) }
+        if op + 1 == self.len() {
+            // SAFETY: the activations are claimed for this lane.
+            let results = unsafe { results(&self.space)? };
+            *self.progress.results.lock().unwrap_or_else(PoisonError::into_inner) = results;
+        }
+        Ok(())
     }
 }
 

@@ -1,12 +1,10 @@
 //! Transfers between memories of this process, on one thread.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam::channel::Sender;
 use slicescheduler_gmg::units::Bytes;
 
-use super::{Refusal, Refused, Transfer, TransferEvent, Transport};
+use super::handle::{Handle, Orders};
+use super::{Ends, Refusal, Refused, Transfer, TransferEvent, Transport};
 use crate::error::{ExecutorError, Result};
 use crate::lane::{LaneClock, ThreadSpawner};
 
@@ -54,11 +52,7 @@ impl Default for InProcessOptions {
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct InProcess {
-    queue: Option<Sender<Transfer>>,
-    ended: Arc<AtomicBool>,
-    exited: Receiver<()>,
-}
+pub struct InProcess(Handle);
 
 impl InProcess {
     /// Starts a transport on a thread from `threads`. Its events go to `events`.
@@ -71,57 +65,33 @@ impl InProcess {
         options: InProcessOptions,
         events: Sender<TransferEvent>,
     ) -> Result<Self> {
-        let (queue, transfers) = bounded(options.queue.max(1));
-        let (alive, exited) = bounded::<()>(0);
-        let ended = Arc::new(AtomicBool::new(false));
         let chunk = usize::try_from(options.chunk.get().max(1)).unwrap_or(usize::MAX);
-        let worker = Worker { transfers, clock, events, ended: ended.clone(), chunk, _alive: alive };
-        let name = "transfers".to_owned();
-        match threads.spawn(name.clone(), Box::new(move || worker.run())) {
-            Ok(()) => Ok(Self { queue: Some(queue), ended, exited }),
-            Err(source) => Err(ExecutorError::Spawn { name, source }),
-        }
+        let work = move |orders| Worker { clock, events, chunk, orders }.run();
+        Handle::start(threads, "transfers", options.queue, work).map(Self)
     }
 }
 
 impl Transport for InProcess {
     fn submit(&mut self, transfer: Transfer) -> Result<(), Box<Refused>> {
-        let Some(queue) = &self.queue else {
-            return Err(Box::new(Refused { transfer, reason: Refusal::Ended }));
-        };
-        queue.try_send(transfer).map_err(|refused| {
-            Box::new(match refused {
-                TrySendError::Full(transfer) => Refused { transfer, reason: Refusal::Full },
-                TrySendError::Disconnected(transfer) => Refused { transfer, reason: Refusal::Ended },
-            })
-        })
-    }
-}
-
-impl Drop for InProcess {
-    fn drop(&mut self) {
-        self.ended.store(true, Ordering::Release);
-        self.queue = None;
-        // Nothing is ever sent: this returns when the worker drops its end.
-        let _ = self.exited.recv();
+        if transfer.ends() != Ends::Both {
+            return Err(Box::new(Refused { transfer, reason: Refusal::OtherEnds }));
+        }
+        self.0.submit(transfer)
     }
 }
 
 struct Worker {
-    transfers: Receiver<Transfer>,
     clock: LaneClock,
     events: Sender<TransferEvent>,
-    ended: Arc<AtomicBool>,
     chunk: usize,
-    /// Held for its drop, which the handle waits for; the last field, so that all else is gone by
-    /// then.
-    _alive: Sender<()>,
+    /// The last field, so that all else is gone by then.
+    orders: Orders,
 }
 
 impl Worker {
     fn run(self) {
         let mut buffer = vec![0; self.chunk];
-        for mut transfer in &self.transfers {
+        for mut transfer in &self.orders.transfers {
             let started = (self.clock)();
             let outcome = self.copy(&mut transfer, &mut buffer);
             let finished = (self.clock)();
@@ -132,7 +102,7 @@ impl Worker {
 
     fn copy(&self, transfer: &mut Transfer, buffer: &mut [u8]) -> Result<()> {
         while !transfer.left().is_zero() {
-            if self.ended.load(Ordering::Acquire) {
+            if self.orders.ended() {
                 return Err(ExecutorError::TransportEnded { left: transfer.left(), size: transfer.size() });
             }
             transfer.copy_chunk(buffer)?;
@@ -143,7 +113,9 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
-    use crossbeam::channel::unbounded;
+    use std::sync::Arc;
+
+    use crossbeam::channel::{Receiver, unbounded};
     use slicescheduler_gmg::id::TransferId;
     use slicescheduler_gmg::units::Nanos;
 
@@ -195,7 +167,7 @@ mod tests {
         submit(1).unwrap();
         submit(2).unwrap();
         assert_eq!(submit(3).unwrap_err().reason, Refusal::Full);
-        transport.ended.store(true, Ordering::Release);
+        transport.0.end();
         go.send(()).unwrap();
         drop(transport);
         let ends: Vec<_> = events.iter().map(|event| (event.id.0, event.moved.get(), event.outcome.is_ok())).collect();

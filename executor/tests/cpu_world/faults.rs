@@ -1,13 +1,17 @@
-//! Operators that fail.
+//! Operators that fail, devices that go, memory that is not there.
 
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use slicescheduler_executor::cpu_world::CpuWorldOptions;
+use slicescheduler_executor::fault::{Fault, Faults, Point};
+use slicescheduler_executor::lane::{StdThreads, ThreadSpawner};
 use slicescheduler_executor::registry::{BoundKernel, Call, CpuKernels, Kernel, KernelRegistry, Site};
 use slicescheduler_executor::{ExecutorError, Result};
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::id::{DeviceId, LaneId};
-use slicescheduler_gmg::plan::{Action, Event, Failure, Rank, Work, World};
+use slicescheduler_gmg::plan::{Action, Event, Failure, Rank, Source, Work, World};
 use slicescheduler_gmg::semantics::OpKind;
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, Intent};
@@ -87,4 +91,178 @@ fn a_token_outside_the_vocabulary_fails_its_job() {
     let failed = rig.event();
     let message = "embed_panels: `tokens[1]` is 256, but there are only 256".to_owned();
     assert!(matches!(failed, Event::Failed { failure, .. } if failure == Failure::Kernel { op: 0, message }));
+}
+
+/// What goes wrong where, by the number of the points of its kind so far.
+#[derive(Debug)]
+struct Chosen<F>(AtomicU64, F);
+
+impl<F: Fn(Point, u64) -> Option<Fault>> Chosen<F> {
+    fn options(choose: F) -> CpuWorldOptions
+    where
+        F: Send + Sync + 'static,
+    {
+        CpuWorldOptions {
+            faults: Some(Arc::new(Hidden(Self(AtomicU64::new(0), choose)))),
+            ..CpuWorldOptions::default()
+        }
+    }
+}
+
+/// Closures have no `Debug`.
+struct Hidden<F>(Chosen<F>);
+
+impl<F> std::fmt::Debug for Hidden<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hidden")
+    }
+}
+
+impl<F: Fn(Point, u64) -> Option<Fault> + Send + Sync> Faults for Hidden<F> {
+    fn at(&self, point: Point) -> Option<Fault> {
+        (self.0.1)(point, self.0.0.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Both tenants have a request, and the first device goes in the middle of it.
+fn the_other_tenant_goes_on_without(mut rig: Rig, lost: DeviceId) {
+    let expected = alone(1, &prompt(3, 9), 5);
+    let (mine, others) = (rig.request(0, &prompt(1, 6), 3), rig.request(1, &prompt(3, 9), 5));
+    let spec = rig.iteration(&[(mine, u32::MAX)]);
+    rig.launch(spec, LANE, Rank::OwnerLatency);
+    let gone = rig.event();
+    assert!(matches!(gone, Event::DeviceLost { device, .. } if device == lost), "{gone:?}");
+    assert!(rig.world.is_idle());
+    rig.run_alone(others);
+    assert_eq!(rig.world.tokens(others), expected);
+    assert!(rig.world.tokens(mine).is_empty());
+}
+
+#[test]
+fn a_device_that_is_lost_takes_nothing_else_with_it() {
+    let options = Chosen::options(|point, _| match point {
+        Point::Operator { lane, op: 7 } if lane == LANE => Some(Fault::LosesDevice),
+        _ => None,
+    });
+    the_other_tenant_goes_on_without(Rig::with(options, &StdThreads).unwrap(), DeviceId(0));
+}
+
+/// Takes back the thread of one lane at once.
+struct Takes(String);
+
+impl ThreadSpawner for Takes {
+    fn spawn(&self, name: String, body: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        if name == self.0 { Ok(()) } else { StdThreads.spawn(name, body) }
+    }
+}
+
+#[test]
+fn a_lane_whose_thread_is_taken_away_is_a_lost_device() {
+    let rig = Rig::with(CpuWorldOptions::default(), &Takes(LANE.to_string())).unwrap();
+    the_other_tenant_goes_on_without(rig, DeviceId(0));
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_before_anything_starts() {
+    let options = Chosen::options(|point, _| match point {
+        Point::Allocation { device: DeviceId(1), .. } => Some(Fault::Fails),
+        _ => None,
+    });
+    assert!(matches!(Rig::with(options, &StdThreads), Err(ExecutorError::OutOfMemory { .. })));
+}
+
+#[test]
+fn weights_that_fail_on_the_way_are_copied_again_and_a_device_that_takes_none_is_lost() {
+    for (failures, arrives) in [(2, true), (3, false)] {
+        let options = Chosen::options(move |point, number| match point {
+            // The first two loads are those of the residents.
+            Point::Load { device: DeviceId(1), .. } if number >= 4 && number < 4 + failures => Some(Fault::Fails),
+            _ => None,
+        });
+        let mut rig = Rig::with(options, &StdThreads).unwrap();
+        let (model, device) = (rig.models[0], DeviceId(1));
+        rig.act(Action::Prefetch { model, device, source: Source::Device(DeviceId(0)) });
+        match rig.event() {
+            Event::WeightsLoaded { .. } => assert!(arrives),
+            Event::DeviceLost { device: DeviceId(1), .. } => assert!(!arrives),
+            other => panic!("{other:?}"),
+        }
+        let request = rig.request(0, &prompt(1, 6), 3);
+        rig.run_alone(request);
+        assert_eq!(rig.world.tokens(request), alone(0, &prompt(1, 6), 3));
+    }
+}
+
+/// Every few hundred operators of the first tenant's device, one fails or panics. Each of its requests ends
+/// in its tokens or in the failure of its job; the second tenant gets its tokens, every time; and in the end
+/// nobody holds a byte.
+fn soak(operators: u64) {
+    const PROMPTS: u32 = 6;
+    let options = Chosen::options(|point, number| match point {
+        Point::Operator { lane, .. } if lane.device == DeviceId(0) => {
+            // As SplitMix64 mixes its state.
+            let hash = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 20;
+            [Some(Fault::Fails), Some(Fault::Panics)].get((hash % 300) as usize).copied().flatten()
+        }
+        _ => None,
+    });
+    let mut rig = Rig::with(options, &StdThreads).unwrap();
+    let ask = |tenant: u32, kind: u32| (prompt(kind + 7 * tenant, 3 + 2 * kind), 2 + kind);
+    let expected = |tenant| {
+        let of = |kind| {
+            let (prompt, output) = ask(tenant, kind);
+            alone(tenant as usize, &prompt, output)
+        };
+        (0..PROMPTS).map(of).collect::<Vec<_>>()
+    };
+    let expected = [expected(0), expected(1)];
+    let mut under_way = [None; 2];
+    let (mut round, mut failed, mut ended) = (0, 0, [0; 2]);
+    while rig.world.operators() < operators || under_way.iter().any(Option::is_some) {
+        for (tenant, under_way) in under_way.iter_mut().enumerate() {
+            if under_way.is_some() || rig.world.operators() >= operators {
+                continue;
+            }
+            let kind = round % PROMPTS;
+            round += 1;
+            let (prompt, output) = ask(tenant as u32, kind);
+            let request = rig.request(tenant, &prompt, output);
+            let spec = rig.iteration(&[(request, 4)]);
+            let job = rig.launch(spec, LaneId::new(DeviceId(tenant as u32), 0), Rank::OwnerLatency);
+            *under_way = Some((request, kind, job));
+        }
+        for event in rig.events() {
+            let (Event::Finished { job, .. } | Event::Failed { job, .. }) = event else { panic!("{event:?}") };
+            let tenant = usize::from(under_way[0].is_none_or(|(_, _, other)| other != job));
+            let (request, kind, _) = under_way[tenant].take().unwrap();
+            if let Event::Failed { failure, .. } = event {
+                assert!(tenant == 0 && matches!(failure, Failure::Kernel { .. }), "{failure}");
+                rig.give_up(job, request);
+                failed += 1;
+            } else if rig.has_ended(request) {
+                assert_eq!(rig.world.tokens(request), expected[tenant][kind as usize]);
+                rig.leave(request);
+                ended[tenant] += 1;
+            } else {
+                let spec = rig.iteration(&[(request, 4)]);
+                let job = rig.launch(spec, LaneId::new(DeviceId(tenant as u32), 0), Rank::OwnerLatency);
+                under_way[tenant] = Some((request, kind, job));
+            }
+        }
+    }
+    rig.assert_empty();
+    assert!(failed > 0 && ended.iter().all(|&count| count > 0), "{failed} failed, {ended:?} ended");
+    println!("{} operators, {failed} requests failed, {ended:?} ended", rig.world.operators());
+}
+
+#[test]
+fn requests_end_in_tokens_or_in_an_error_under_random_faults() {
+    soak(5_000);
+}
+
+#[test]
+#[ignore = "a minute; .ci/full runs it"]
+fn a_million_operators_with_random_faults_leak_nothing() {
+    soak(1_000_000);
 }

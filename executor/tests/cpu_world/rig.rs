@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use slicescheduler_executor::ExecutorError;
 use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
-use slicescheduler_executor::lane::StdThreads;
+use slicescheduler_executor::lane::{StdThreads, ThreadSpawner};
 use slicescheduler_executor::model::{CpuModel, SeededWeights};
 use slicescheduler_executor::registry::KernelRegistry;
 use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
@@ -57,6 +58,11 @@ impl Rig {
     }
 
     pub(crate) fn with_kernels(kernels: KernelRegistry) -> Self {
+        Self::with(CpuWorldOptions { kernels, ..CpuWorldOptions::default() }, &StdThreads).unwrap()
+    }
+
+    /// With faults, or threads, of the test's choice.
+    pub(crate) fn with(options: CpuWorldOptions, threads: &dyn ThreadSpawner) -> Result<Self, ExecutorError> {
         let spec = DenseSpec::tiny();
         let device = DeviceSpec::cpu(LANES, Bytes::mib(16), Bandwidth::gb_per_s(10), FlopRate::gflops(50));
         let cluster = Cluster::builder().node("host", |node| node.devices(2, device)).build().unwrap();
@@ -82,10 +88,9 @@ impl Rig {
             models.push(model);
             implementations.push((model, implementation));
         }
-        let options = CpuWorldOptions { kernels, ..CpuWorldOptions::default() };
         let clock = Arc::new(SinceStart(Instant::now()));
-        let world = CpuWorld::new(gmg.view(), implementations, clock, &StdThreads, options).unwrap();
-        Self { gmg, world, models, requests: BTreeMap::new() }
+        let world = CpuWorld::new(gmg.view(), implementations, clock, threads, options)?;
+        Ok(Self { gmg, world, models, requests: BTreeMap::new() })
     }
 
     /// Enters a request of a tenant.
@@ -101,6 +106,19 @@ impl Rig {
         self.world.prompt(request, prompt, output, None).unwrap();
         self.requests.insert(request, Progress { tenant, prompt: prompt_tokens, computed: 0, ended: false });
         request
+    }
+
+    /// Removes a request, and a job of it that failed.
+    pub(crate) fn give_up(&mut self, job: JobId, request: RequestId) {
+        self.gmg.apply(Intent::Retire { job }).unwrap();
+        self.gmg.apply(Intent::RetireRequest { request }).unwrap();
+        self.leave(request);
+    }
+
+    /// Forgets a request that has ended.
+    pub(crate) fn leave(&mut self, request: RequestId) {
+        self.world.forget(request);
+        self.requests.remove(&request);
     }
 
     pub(crate) fn has_ended(&self, request: RequestId) -> bool {
