@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod graphs;
+
 use std::fmt;
 use std::io;
 use std::path::PathBuf;

@@ -5,7 +5,6 @@
 //! is the precompiled order, *thread-safe* is a run with places for two workers of which one has
 //! come: every count is a locked one and every ready task can be stolen, as in the peers.
 
-mod graphs;
 mod peers;
 
 use std::error::Error;
@@ -14,8 +13,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use graphs::Graph;
 use peak_alloc::PeakAlloc;
+use slicescheduler_benches::graphs::Graph;
 use slicescheduler_benches::{Better, Target, print_and_write};
 use slicescheduler_executor::runner::{ParallelRunner, TaskGraph};
 use slicescheduler_gmg::units::Nanos;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
-use crate::graphs::Graph;
+use slicescheduler_benches::graphs::Graph;
 
 /// oneTBB's figures per task: nanoseconds, and bytes of a built graph.
 pub struct OneTbb {

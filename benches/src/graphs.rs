@@ -1,13 +1,17 @@
-//! The graphs.
+//! Graphs of empty tasks, for graph runners.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Empty tasks and what must come before what.
+#[derive(Clone, Debug)]
 pub struct Graph {
+    /// Which it is, for tables.
     pub name: &'static str,
+    /// How many tasks; they are numbered.
     pub tasks: u32,
+    /// What must come before what.
     pub edges: Vec<(u32, u32)>,
 }
 
@@ -58,6 +62,9 @@ impl Graph {
 
     /// Writes the graph for the oneTBB peer into the folder of its program: words of 32 bits, the
     /// number of tasks, that of edges, the edges.
+    ///
+    /// # Errors
+    /// If it can not be written.
     pub fn write_beside(&self, program: &Path) -> io::Result<PathBuf> {
         let file = program.with_file_name(format!("{}.graph", self.name.replace(' ', "_")));
         let head = [self.tasks, self.edges.len() as u32];
