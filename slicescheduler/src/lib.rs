@@ -43,12 +43,14 @@
 //! | [`replay`] | traces in, figures out: the same loop over a simulated or the real world |
 //! | [`scenario`], [`workload`], [`setup`] | what a replay is of: its description, its requests, its graph |
 //! | `evaluate` | many replays, and what they say together (feature `evaluate`) |
+//! | [`bound`] | what no policy can exceed: an oracle for small cases, a linear program for large ones |
 //! | [`fidelity`] | predictions of real serving runs, against what was measured |
 //! | [`report`] | what a replay says: summary, table, HTML, Perfetto timeline |
 
 #![forbid(unsafe_code)]
 
 mod assembly;
+pub mod bound;
 pub mod builder;
 pub mod driver;
 #[cfg(feature = "evaluate")]
