@@ -46,6 +46,8 @@ pub(super) const ENTRY: Baseline = Baseline {
 
 /// The longest turn in a round.
 const LONGEST_TURN: Nanos = Nanos::secs(4);
+/// What `n` is taken to be, at least, where it is not known: the first turn of a model is short.
+const UNMEASURED: f64 = 10.0;
 /// The least share of a round that answers may wait for others, Aegaeon's bound on `alpha`.
 const LEAST_ALPHA: f64 = 0.5;
 
@@ -57,7 +59,8 @@ const LEAST_ALPHA: f64 = 0.5;
 /// switching costs in a round and `Q` = 4 s is the longest turn.
 ///
 /// Aegaeon computes prompts and answers on devices apart and moves KV cache between them. The substrate does not
-/// move sequences, so a device computes both: after every group of prompts comes a round of answers.
+/// move sequences, so a device computes both: prompts with due times first, then the round of answers, then a group of
+/// best-effort prompts, and another round. A model without a promise has the `n` of the most relaxed one that has.
 /// Switching models costs little here, since weights of several stay resident; `c` is a parameter. A device
 /// with nothing to do loads the weights of a model for which requests wait.
 #[derive(Debug)]
@@ -167,8 +170,10 @@ impl Aegaeon {
     }
 
     fn fill(&mut self, context: &Context<'_>, device: DeviceId, plan: &mut Plan) {
-        let found = self.answers(context, device, plan);
-        let found = found.or_else(|| self.prompts(context, device, plan)).or_else(|| {
+        let found = self.prompts(context, device, true, plan);
+        let found = found.or_else(|| self.answers(context, device, plan));
+        let found = found.or_else(|| self.prompts(context, device, false, plan));
+        let found = found.or_else(|| {
             self.begin_round(context, device);
             self.answers(context, device, plan)
         });
@@ -180,16 +185,19 @@ impl Aegaeon {
         }
     }
 
-    /// The first group of prompts that can be computed; a round of answers follows it.
-    fn prompts(&mut self, context: &Context<'_>, device: DeviceId, plan: &mut Plan) -> Option<Candidate> {
-        let mut order: Vec<usize> = (0..self.devices[device.index()].prompts.len()).collect();
-        let last = |&at: &usize| {
-            let group = self.devices[device.index()].prompts[at];
-            self.best_effort_last && !is_latency(context.view, group.tenant)
-        };
-        order.sort_by_key(|at| (last(at), *at));
-        for at in order {
+    /// The first group of prompts of a class that can be computed; a round of answers follows a best-effort one.
+    fn prompts(
+        &mut self,
+        context: &Context<'_>,
+        device: DeviceId,
+        with_due_times: bool,
+        plan: &mut Plan,
+    ) -> Option<Candidate> {
+        for at in 0..self.devices[device.index()].prompts.len() {
             let Group { tenant, requests } = self.devices[device.index()].prompts[at];
+            if is_latency(context.view, tenant) != with_due_times {
+                continue;
+            }
             let Some(replica) = ready_replica(context, tenant, device) else { continue };
             let sequences = replica.running.saturating_add(requests);
             let found = candidate_in(context, tenant, device, &mut self.room, sequences, plan, &mut self.scratch);
@@ -198,7 +206,9 @@ impl Aegaeon {
             group.requests = group.requests.saturating_sub(found.admitted);
             if group.requests == 0 {
                 self.devices[device.index()].prompts.remove(at);
-                self.begin_round(context, device);
+                if !with_due_times {
+                    self.begin_round(context, device);
+                }
             }
             return Some(found);
         }
@@ -233,9 +243,11 @@ impl Aegaeon {
         let slack = |tenant: &TenantId| {
             let promised = context.view.tenant(*tenant).and_then(|tenant| tenant.slo).map(|slo| slo.tpot);
             let took = state.decode[tenant.index()].as_secs_f64();
-            promised.filter(|_| took > 0.0).map_or(1.0, |promised| (promised.as_secs_f64() / took).max(1.0))
+            promised.filter(|_| took > 0.0).map(|promised| (promised.as_secs_f64() / took).max(1.0))
         };
-        let slacks: Vec<f64> = models.iter().map(slack).collect();
+        let known: Vec<Option<f64>> = models.iter().map(slack).collect();
+        let relaxed = known.iter().flatten().copied().fold(UNMEASURED, f64::max);
+        let slacks: Vec<f64> = known.into_iter().map(|slack| slack.unwrap_or(relaxed)).collect();
         state.turns = models.into_iter().zip(turns(&slacks, self.switch)).collect();
         state.turn_ends = None;
     }
@@ -320,30 +332,24 @@ mod tests {
         assert_eq!(order, [(CHAT, 64), (MAIL, 16), (CHAT, 16)]);
     }
 
-    /// One iteration of CHAT takes 10 of 40 ms, so n = 4, sum(1 / n) = 0.25: 0.02 / (4 x 0.25) = 20 ms.
+    /// One iteration of CHAT takes 10 of 40 ms and of MAIL 10 of 100 ms, so n is 4 and 10, sum(1 / n) = 0.35, and the
+    /// turns are 0.02 / (4 x 0.15) = 33 ms and 0.02 / (10 x 0.15) = 13 ms.
     #[test]
-    fn after_a_group_of_prompts_comes_a_round_of_answers() {
+    fn prompts_do_not_wait_for_answers_which_take_turns() {
         let mut rig = Rig::new(ENTRY.build([]).unwrap(), 1);
         rig.arrive(CHAT, 16);
-        rig.finish(0);
-        for _ in 0..2 {
-            rig.pass(Nanos::ms(10));
-            rig.finish_after(0, Nanos::ms(10));
-        }
         rig.arrive(MAIL, 16);
-        while rig.running(0) == Some(CHAT) {
-            rig.pass(Nanos::ms(10));
-            rig.finish_after(0, Nanos::ms(10));
-        }
-        assert_eq!((rig.running(0), rig.tokens(0)), (Some(MAIL), 16));
         let mut order = Vec::new();
-        rig.arrive(MAIL, 32);
-        for _ in 0..4 {
+        for _ in 0..20 {
             rig.pass(Nanos::ms(10));
             rig.finish_after(0, Nanos::ms(10));
             order.push(rig.running(0).unwrap());
         }
-        assert_eq!(order[..2], [CHAT, CHAT], "20 ms of its answers before the next prompt");
-        assert!(order.contains(&MAIL));
+        assert_eq!((order[0], rig.tokens(0)), (MAIL, 1), "its prompt before the answer of CHAT");
+        let turns: Vec<usize> = order[8..].chunk_by(|one, other| one == other).map(<[_]>::len).collect();
+        assert!(turns[1..turns.len() - 1].iter().all(|&turn| turn == 4 || turn == 2), "{order:?}");
+        rig.arrive(CHAT, 32);
+        rig.finish(0);
+        assert_eq!((rig.running(0), rig.tokens(0)), (Some(CHAT), 33), "at once, and its answer is carried along");
     }
 }

@@ -7,6 +7,7 @@ use slicescheduler_gmg::units::Bytes;
 
 use crate::baseline::join_shortest_queue::JoinShortestQueue;
 use crate::baseline::room::RESERVE;
+use crate::baseline::turns::BEST_EFFORT_EVERY;
 use crate::baseline::{Baseline, Parameter, Settings, add_best_effort, fits};
 use crate::policy::{Context, Policy, Residency, TenantShape, owners_only};
 
@@ -41,7 +42,7 @@ pub(super) const ENTRY: Baseline = Baseline {
     name: "alpaserve",
     rule: "copies of models are placed one by one where a simulated load misses most due times; then as jsq-edf",
     source: "Li et al., AlpaServe: statistical multiplexing with model parallelism for deep learning serving, OSDI 2023",
-    parameters: &[LOAD, BURST, SLO_SCALE, RESERVE],
+    parameters: &[LOAD, BURST, SLO_SCALE, BEST_EFFORT_EVERY, RESERVE],
     build: |settings| Box::new(AlpaServe::new(settings)),
 };
 

@@ -15,6 +15,7 @@ use crate::baseline::placement::replicated;
 use crate::baseline::queues::devices_after;
 use crate::baseline::room::{RESERVE, Room};
 use crate::baseline::switching::fetch_for_waiting;
+use crate::baseline::turns::{BEST_EFFORT_EVERY, BestEffortDue};
 use crate::baseline::{Baseline, Parameter, Settings};
 use crate::batching::Iteration;
 use crate::placing::{is_free, is_latency};
@@ -42,7 +43,7 @@ pub(super) const ENTRY: Baseline = Baseline {
     name: "clockwork",
     rule: "one iteration at a time, the latest possible start first, by worst-case estimates; the hopeless are dropped",
     source: "Gujarati et al., Serving DNNs like clockwork, OSDI 2020",
-    parameters: &[MARGIN, DROP, RESERVE],
+    parameters: &[MARGIN, DROP, BEST_EFFORT_EVERY, RESERVE],
     build: |settings| Box::new(Clockwork::new(settings)),
 };
 
@@ -56,11 +57,13 @@ const MEASUREMENTS: usize = 10;
 ///
 /// A kind of action is a model with a number of tokens, rounded up to a power of two; one that was never measured is
 /// estimated by the forecast. Clockwork serves models that answer at once: here the window of an iteration follows
-/// from its most urgent token, and a request that has begun is never dropped.
+/// from its most urgent token, a request that has begun is never dropped, and best-effort work, which has no due
+/// times, is due a while after it last ran.
 #[derive(Debug)]
 pub struct Clockwork {
     margin_percent: u64,
     drops: bool,
+    best_effort: BestEffortDue,
     room: Room,
     scratch: Iteration,
     forecast: Forecast,
@@ -84,6 +87,7 @@ impl Clockwork {
         Self {
             margin_percent: settings.get(&MARGIN),
             drops: settings.is_on(&DROP),
+            best_effort: BestEffortDue::of(settings),
             room: Room::of(settings),
             scratch: Iteration::default(),
             forecast: Forecast::default(),
@@ -169,11 +173,12 @@ impl Clockwork {
                 first = Some((latest, found));
             }
         }
-        let best_effort = || tenants.filter(|&tenant| !is_latency(context.view, tenant));
-        let first = match first {
-            Some((_, first)) => Some(first),
-            None => best_effort().find_map(|tenant| self.candidate(context, tenant, device, plan)),
-        };
+        let due = self.best_effort.on(device);
+        let first = first.filter(|&(latest, _)| latest <= due).map(|(_, first)| first).or_else(|| {
+            let mut best_effort = tenants.filter(|&tenant| !is_latency(context.view, tenant));
+            let found = best_effort.find_map(|tenant| self.candidate(context, tenant, device, plan));
+            found.or(first.map(|(_, first)| first))
+        });
         match first {
             Some(first) => first.start(context, plan),
             None => {
@@ -195,6 +200,7 @@ impl Policy for Clockwork {
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
         let mut plan = context.plan();
         self.room.note(context, event);
+        self.best_effort.note(context, event);
         self.note(context, event);
         for device in devices_after(context, event) {
             if is_free(context.view, device) {
@@ -211,7 +217,7 @@ mod tests {
     use crate::baseline::rig::{BATCH, CHAT, MAIL, Rig};
 
     fn rig() -> Rig {
-        Rig::new(ENTRY.build([("margin_percent", 0)]).unwrap(), 1)
+        Rig::new(ENTRY.build([("margin_percent", 0), ("best_effort_every_ms", 0)]).unwrap(), 1)
     }
 
     /// MAIL: due at 1000 ms, takes 51.2 ms, so it starts by 948.8 ms. CHAT: due at 960 ms, takes 1.6 ms: 958.4 ms.

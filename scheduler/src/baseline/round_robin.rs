@@ -101,6 +101,7 @@ impl Policy for RoundRobin {
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
         let mut plan = context.plan();
         self.devices.resize(context.view.cluster().devices().len(), Turn::default());
+        self.room.note(context, event);
         for device in devices_after(context, event) {
             if is_free(context.view, device) {
                 self.fill(context, device, &mut plan);
