@@ -3,17 +3,20 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`needs`] | what requests need at least, whoever serves them |
+//! | [`cases`] | cases of the oracle from scenarios, with the durations of a cost model |
 //! | [`oracle`] | the best schedule of a few requests that are known beforehand, found by search |
 //! | `linear` | a bound on the token throughput of any run, by a linear program (feature `bound`) |
 //!
 //! [`efficiency`] says how much of the way from static containers to the bound a policy goes.
 
+pub mod cases;
 #[cfg(feature = "bound")]
 pub mod linear;
 pub mod needs;
 pub mod oracle;
-#[cfg(feature = "bound")]
 mod work;
+
+pub use work::NoRoofline;
 
 /// The share of what could be gained over static containers that is gained: `(T - T_static) / (T_bound -
 /// T_static)`, all three in tokens per second. [`None`] if the bound leaves nothing to gain.

@@ -44,7 +44,7 @@ use slicescheduler_scheduler::StaticContainers;
 use slicescheduler_simulator::cost::CostModel;
 
 use crate::bound::needs::{Bin, Needs, Sizes};
-use crate::bound::work::{SUMS, Work, work};
+use crate::bound::work::{NoRoofline, SUMS, Work, work};
 use crate::scenario::{Scenario, Source};
 use crate::setup::{Setup, SetupError};
 use crate::workload::WorkloadError;
@@ -59,14 +59,9 @@ pub enum BoundError {
     /// A trace is damaged.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// The cost model has something else than a roofline for an operator.
-    #[error("cost model {model:?} gives no roofline for operator {op}: a bound needs one of arithmetic and traffic")]
-    NoRoofline {
-        /// The cost model.
-        model: String,
-        /// The operator.
-        op: String,
-    },
+    /// The cost model is not made of rooflines.
+    #[error(transparent)]
+    NoRoofline(#[from] NoRoofline),
     /// The solver gave up.
     #[error("the linear program of {rows} rows and {columns} columns has no solution: {reason}")]
     Unsolved {

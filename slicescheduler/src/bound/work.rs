@@ -7,7 +7,17 @@ use slicescheduler_gmg::semantics::{OpCost, OpKind};
 use slicescheduler_gmg::shape::Binding;
 use slicescheduler_simulator::cost::{Compiled, CostModel, Operation, Overlap};
 
-use crate::bound::linear::BoundError;
+use crate::bound::needs::Needs;
+
+/// A cost model has something else than a roofline for an operator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cost model {model:?} gives no roofline for operator {op}: a bound needs one of arithmetic and traffic")]
+pub struct NoRoofline {
+    /// The cost model.
+    pub model: String,
+    /// The operator.
+    pub op: String,
+}
 
 /// Iterations, tokens, output tokens, context, pairs: what the time of iterations depends on.
 pub(super) const SUMS: usize = 5;
@@ -17,6 +27,7 @@ pub(super) const SUMS: usize = 5;
 /// [`compute`](Self::compute) and [`memory`](Self::memory) with `x`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Work {
+    /// Whether they are matrix products, and the sums that they depend on.
     kind: (bool, u32),
     /// Seconds of arithmetic for each unit of each sum.
     pub(super) compute: [f64; SUMS],
@@ -36,7 +47,7 @@ const FAR: u64 = 1 << 24;
 /// Sums of several operators' arithmetic and traffic take no longer in one roofline than each in its own, so
 /// grouping keeps the bound a bound. Likewise, a cost that grows less the larger it is (the experts that a batch
 /// touches) is at least its growth far out, on top of what an empty iteration has.
-pub(super) fn work(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Result<Vec<Work>, BoundError> {
+pub(super) fn work(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Result<Vec<Work>, NoRoofline> {
     let mut groups: Vec<Work> = Vec::new();
     for segment in template.segments() {
         for (index, slot) in (segment.op_range().start..).zip(segment.slots()) {
@@ -45,7 +56,7 @@ pub(super) fn work(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpe
             let cost = template.cost(slot, &empty);
             let operation = Operation { template, op, kind, cost, binding: &empty, device };
             let Some(Roof { compute, memory, exposed, overhead }) = model.compile(&operation).and_then(roof) else {
-                return Err(BoundError::NoRoofline { model: model.name().to_owned(), op: op.name().to_string() });
+                return Err(NoRoofline { model: model.name().to_owned(), op: op.name().to_string() });
             };
             let times = f64::from(segment.repeat());
             let mut added = Work {
@@ -82,6 +93,14 @@ impl Work {
             self.memory[sum] += other.memory[sum];
         }
         self.overhead += other.overhead;
+    }
+
+    /// Seconds that rows with these needs take at least beside others: of matrix products the arithmetic, of all
+    /// else the traffic, without what an iteration takes by itself. They add up over the rows of an iteration.
+    pub(super) fn marginal(&self, needs: &Needs) -> f64 {
+        let (is_product, _) = self.kind;
+        let by = if is_product { &self.compute } else { &self.memory };
+        by[1] * needs.tokens + by[2] * needs.outputs + by[3] * needs.context + by[4] * needs.pairs
     }
 
     /// The least seconds that iterations with these sums take.

@@ -55,10 +55,9 @@ fn exhaustive(case: &Case, state: &State) -> u64 {
                     && case.requests[request].tenant == tenant
             };
             let complete = (0..case.requests.len()).filter(|&request| must_run(request)).all(|one| rows.contains(&one));
-            if complete && rows.iter().all(|row| may_run(row) && case.requests[*row].tenant == tenant) {
-                if let Some(next) = search.run(state, device, tenant, &rows) {
-                    best = best.max(exhaustive(case, &next));
-                }
+            let allowed = rows.iter().all(|row| may_run(row) && case.requests[*row].tenant == tenant);
+            if let Some(next) = search.run(state, device, tenant, &rows).filter(|_| complete && allowed) {
+                best = best.max(exhaustive(case, &next));
             }
         }
     }
