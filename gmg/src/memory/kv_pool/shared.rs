@@ -8,6 +8,8 @@
 //! exactly the blocks that carry a hash; a block with a hash belongs to the tenant under which it is found.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{Hash, Hasher};
 
 use crate::id::TenantId;
 
@@ -40,6 +42,20 @@ struct Block {
     twin: u32,
 }
 
+/// What a block holds, and under whose name it is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Content {
+    tenant: TenantId,
+    hash: u64,
+}
+
+impl Hash for Content {
+    /// One word, which is hashed faster than two. No two contents of one tenant have the same.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash ^ u64::from(self.tenant.0).rotate_left(32));
+    }
+}
+
 /// The blocks of a pool that were ever handed out, by number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shared {
@@ -49,7 +65,7 @@ pub(super) struct Shared {
     free: u32,
     stamps: Stamp,
     /// The hash is the host's, so the map is one that a hostile choice does not slow down.
-    by_content: HashMap<(TenantId, u64), u32>,
+    by_content: HashMap<Content, u32>,
     by_tenant: Vec<Counts>,
 }
 
@@ -139,7 +155,7 @@ impl Shared {
         if shared.blocks.iter().zip(&queued).any(|(entry, queued)| entry.holders == 0 && !queued) {
             return Err("a block that is neither free nor held");
         }
-        let mut last: HashMap<(TenantId, u64), u32> = HashMap::new();
+        let mut last: HashMap<Content, u32> = HashMap::new();
         let counts = saved.displaced.into_iter().map(|displaced| Counts { cached: 0, displaced });
         shared.by_tenant = counts.collect();
         for (block, hash) in saved.published {
@@ -147,13 +163,13 @@ impl Shared {
                 return Err("content of a block that there is not, or that has another");
             };
             entry.hash = Some(hash);
-            let (key, cached) = ((entry.tenant, hash), entry.holders == 0);
+            let (key, cached) = (Content { tenant: entry.tenant, hash }, entry.holders == 0);
             match last.insert(key, block) {
                 Some(twin) => shared.blocks[twin as usize].twin = block,
                 None => drop(shared.by_content.insert(key, block)),
             }
             if cached {
-                let counts = shared.by_tenant.get_mut(key.0.index());
+                let counts = shared.by_tenant.get_mut(key.tenant.index());
                 counts.ok_or("cached blocks of a tenant of which nothing is counted")?.cached += 1;
             }
         }
@@ -237,7 +253,7 @@ impl Shared {
 
     /// The block of `tenant` that has carried `hash` longest. O(1).
     pub(super) fn find(&self, tenant: TenantId, hash: u64) -> Option<u32> {
-        self.by_content.get(&(tenant, hash)).copied()
+        self.by_content.get(&Content { tenant, hash }).copied()
     }
 
     /// The blocks of `tenant` that carry `hash`, in the order in which they are found.
@@ -284,10 +300,10 @@ impl Shared {
             return;
         }
         entry.hash = Some(hash);
-        let key = (entry.tenant, hash);
-        match self.by_content.get(&key).copied() {
-            None => drop(self.by_content.insert(key, block)),
-            Some(mut twin) => {
+        match self.by_content.entry(Content { tenant: entry.tenant, hash }) {
+            Entry::Vacant(place) => drop(place.insert(block)),
+            Entry::Occupied(place) => {
+                let mut twin = *place.get();
                 while self.blocks[twin as usize].twin != NONE {
                     twin = self.blocks[twin as usize].twin;
                 }
@@ -301,17 +317,17 @@ impl Shared {
         let entry = &mut self.blocks[block as usize];
         let next = std::mem::replace(&mut entry.twin, NONE);
         let Some(hash) = entry.hash.take() else { return };
-        let key = (entry.tenant, hash);
-        match self.by_content.get(&key).copied() {
-            Some(head) if head == block && next == NONE => drop(self.by_content.remove(&key)),
-            Some(head) if head == block => drop(self.by_content.insert(key, next)),
-            Some(mut twin) => {
+        match self.by_content.entry(Content { tenant: entry.tenant, hash }) {
+            Entry::Occupied(place) if *place.get() == block && next == NONE => drop(place.remove()),
+            Entry::Occupied(mut place) if *place.get() == block => drop(place.insert(next)),
+            Entry::Occupied(place) => {
+                let mut twin = *place.get();
                 while self.blocks[twin as usize].twin != block {
                     twin = self.blocks[twin as usize].twin;
                 }
                 self.blocks[twin as usize].twin = next;
             }
-            None => {}
+            Entry::Vacant(_) => {}
         }
     }
 
