@@ -40,6 +40,26 @@ impl BoundKernel for BoundGated {
     }
 }
 
+/// A registry in which every operator of a decoder with weights of F32 or Q8_0 has this kernel.
+pub(crate) fn instead_of_all(kernel: Arc<dyn Kernel>) -> KernelRegistry {
+    let mut kernels = KernelRegistry::cpu();
+    let (heads, kv_heads, head_dim) = (0, 0, 0);
+    for kind in [
+        OpKind::Embedding,
+        OpKind::RmsNorm { epsilon: 0.0 },
+        OpKind::MatMul,
+        OpKind::Rotary { heads, kv_heads, head_dim, theta: 0.0 },
+        OpKind::Attention { heads, kv_heads, head_dim },
+        OpKind::SwiGlu,
+        OpKind::Gather,
+        OpKind::Sample,
+    ] {
+        assert!(kernels.register(&kind, DType::F32, kernel.clone()).is_some(), "{kind} has a kernel");
+        kernels.register(&kind, DType::Q8_0, kernel.clone());
+    }
+    kernels
+}
+
 /// The test's side: while it is closed, every operator says that it has begun and waits.
 pub(crate) struct Gate {
     closed: Arc<AtomicBool>,
@@ -53,22 +73,8 @@ impl Gate {
         let (begun_in, begun) = unbounded();
         let (go, go_out) = unbounded();
         let closed = Arc::new(AtomicBool::new(false));
-        let gated: Arc<dyn Kernel> = Arc::new(Gated { closed: closed.clone(), begun: begun_in, go: go_out });
-        let mut kernels = KernelRegistry::cpu();
-        let (heads, kv_heads, head_dim) = (0, 0, 0);
-        for kind in [
-            OpKind::Embedding,
-            OpKind::RmsNorm { epsilon: 0.0 },
-            OpKind::MatMul,
-            OpKind::Rotary { heads, kv_heads, head_dim, theta: 0.0 },
-            OpKind::Attention { heads, kv_heads, head_dim },
-            OpKind::SwiGlu,
-            OpKind::Gather,
-            OpKind::Sample,
-        ] {
-            assert!(kernels.register(&kind, DType::F32, gated.clone()).is_some(), "{kind} has a kernel");
-        }
-        (Self { closed, begun, go }, kernels)
+        let gated = Gated { closed: closed.clone(), begun: begun_in, go: go_out };
+        (Self { closed, begun, go }, instead_of_all(Arc::new(gated)))
     }
 
     pub(crate) fn close(&self) {

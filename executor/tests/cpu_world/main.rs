@@ -10,6 +10,7 @@
     reason = "a test may fail by them, in its helpers too"
 )]
 
+mod allocations;
 mod commands;
 mod faults;
 mod gate;

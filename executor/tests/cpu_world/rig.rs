@@ -63,7 +63,15 @@ impl Rig {
 
     /// With faults, or threads, of the test's choice.
     pub(crate) fn with(options: CpuWorldOptions, threads: &dyn ThreadSpawner) -> Result<Self, ExecutorError> {
-        let spec = DenseSpec::tiny();
+        Self::of(&DenseSpec::tiny(), options, threads)
+    }
+
+    /// With decoders of another shape or type.
+    pub(crate) fn of(
+        spec: &DenseSpec,
+        options: CpuWorldOptions,
+        threads: &dyn ThreadSpawner,
+    ) -> Result<Self, ExecutorError> {
         let device = DeviceSpec::cpu(LANES, Bytes::mib(16), Bandwidth::gb_per_s(10), FlopRate::gflops(50));
         let cluster = Cluster::builder().node("host", |node| node.devices(2, device)).build().unwrap();
         let mut gmg = Gmg::new(cluster);
@@ -81,9 +89,9 @@ impl Rig {
             gmg.lay_out(DeviceId(tenant), layout).unwrap();
         }
         for tenant in 0..2 {
-            let template = Arc::new(dense(&spec).unwrap());
+            let template = Arc::new(dense(spec).unwrap());
             let id = gmg.add_tenant(Tenant::latency_sensitive(["a", "b"][tenant])).unwrap();
-            let implementation = CpuModel::decoder(&spec, template.clone(), &weights(tenant)).unwrap();
+            let implementation = CpuModel::decoder(spec, template.clone(), &weights(tenant)).unwrap();
             let model = gmg.add_model(id, Model::new("tiny", template), Container::replicas([tenant as u32])).unwrap();
             models.push(model);
             implementations.push((model, implementation));
