@@ -1,13 +1,19 @@
-//! Activations rounded to eight bits.
+//! Activations rounded to sixteen bits.
 
 use super::BLOCK;
 use crate::kernels::simd::versioned;
 
+/// Where the numbers of a group lie. Its first and third, and its second and fourth, are neighbours, as
+/// the bytes of a group of weights are that come out together when every second one is masked.
+pub(super) const PLACE: [usize; 4] = [0, 2, 1, 3];
+/// The largest rounded activation.
+const LEVELS: f32 = 32_767.0;
+
 /// Rows of activations as a product takes them; `k` is a whole number of blocks.
 #[derive(Debug, Default)]
 pub(super) struct QuantRows {
-    /// `[rows, k]`, within -127..=127.
-    pub(super) quants: Vec<i8>,
+    /// `[rows, k]`, within -32767..=32767. Of each group of four, number `i` lies at [`PLACE`]`[i]`.
+    pub(super) quants: Vec<i16>,
     /// Per row and block: what the quants are multiplied by.
     pub(super) scales: Vec<f32>,
     /// Per row and block: the sum of the quants.
@@ -31,7 +37,7 @@ impl QuantRows {
 
 versioned! {
     /// What is not finite gives its block a scale that is not, and so does not get lost.
-    fn round(x: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i32], totals: &mut [f32]) {
+    fn round(x: &[f32], quants: &mut [i16], scales: &mut [f32], sums: &mut [i32], totals: &mut [f32]) {
         // Adding 1.5 * 2^23 leaves the nearest integer, ties to even, in the low bits of the sum.
         const ROUND: f32 = 12_582_912.0;
         let blocks = x.as_chunks::<BLOCK>().0.iter().zip(quants.as_chunks_mut::<BLOCK>().0);
@@ -43,12 +49,15 @@ versioned! {
                 top = top.max(value.to_bits() & 0x7fff_ffff);
             }
             let top = f32::from_bits(top);
-            *scale = top / 127.0;
-            let inverse = if top > 0.0 { 127.0 / top } else { 0.0 };
+            *scale = top / LEVELS;
+            let inverse = if top > 0.0 { LEVELS / top } else { 0.0 };
             let mut added = 0;
-            for (quant, value) in quants.iter_mut().zip(x) {
-                *quant = (value * inverse + ROUND).to_bits() as i8;
-                added += i32::from(*quant);
+            for (quants, values) in quants.as_chunks_mut::<4>().0.iter_mut().zip(x.as_chunks::<4>().0) {
+                for (value, place) in values.iter().zip(PLACE) {
+                    let quant = (value * inverse + ROUND).to_bits() as i16;
+                    quants[place] = quant;
+                    added += i32::from(quant);
+                }
             }
             *sum = added;
             *total = *scale * added as f32;
@@ -69,9 +78,9 @@ mod tests {
             rows.fill(&x);
             for (block, x) in x.chunks(BLOCK).enumerate() {
                 let quants = &rows.quants[block * BLOCK..(block + 1) * BLOCK];
-                for (value, &quant) in x.iter().zip(quants) {
-                    let back = rows.scales[block] * f32::from(quant);
-                    prop_assert!((value - back).abs() <= 0.5001 * rows.scales[block]);
+                for (i, value) in x.iter().enumerate() {
+                    let back = rows.scales[block] * f32::from(quants[i / 4 * 4 + PLACE[i % 4]]);
+                    prop_assert!((value - back).abs() <= 0.51 * rows.scales[block]);
                 }
                 prop_assert_eq!(rows.sums[block], quants.iter().map(|&q| i32::from(q)).sum::<i32>());
             }

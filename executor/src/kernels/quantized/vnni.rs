@@ -1,9 +1,9 @@
-//! The product with 512-bit registers and their multiply-add of eight-bit integers by fours.
+//! The product with 512-bit registers and their multiply-add of 16-bit integers by pairs.
 
 use std::arch::x86_64::{
     __m256i, __m512, __m512i, _mm256_loadu_si256, _mm512_add_ps, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
-    _mm512_dpbusd_epi32, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_srli_epi16, _mm512_storeu_ps,
+    _mm512_dpwssd_epi32, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_srli_epi16, _mm512_storeu_ps,
 };
 
 use super::product::store;
@@ -151,7 +151,7 @@ unsafe fn accumulate<F: Format, const R: usize, const P: usize>(
     blocks: usize,
     results: &mut [[[f32; COLUMNS]; P]; R],
 ) {
-    let low_half = _mm512_set1_epi8(0x0f);
+    let mask = _mm512_set1_epi16(if F::NIBBLES { 0x0f } else { 0xff });
     let mut sums: [[__m512; P]; R] = [[_mm512_setzero_ps(); P]; R];
     for block in 0..blocks {
         let mut products: [[__m512i; P]; R] = std::array::from_fn(|r| {
@@ -166,19 +166,26 @@ unsafe fn accumulate<F: Format, const R: usize, const P: usize>(
                     let at = (block * groups + group) * 4 * COLUMNS;
                     _mm512_loadu_si512(panels[p].quants.as_ptr().add(at).cast())
                 };
-                let low = if F::NIBBLES { _mm512_and_si512(quants, low_half) } else { quants };
-                let high = _mm512_and_si512(_mm512_srli_epi16::<4>(quants), low_half);
+                // Bytes 0 and 2 of the group, and bytes 1 and 3; with halves of bytes, those of the high
+                // halves belong to activations 16 further on.
+                let low = [quants, _mm512_srli_epi16::<8>(quants)].map(|bytes| _mm512_and_si512(bytes, mask));
+                let high = if F::NIBBLES {
+                    [_mm512_and_si512(_mm512_srli_epi16::<4>(quants), mask), _mm512_srli_epi16::<12>(quants)]
+                } else {
+                    [_mm512_setzero_si512(); 2]
+                };
                 for r in 0..R {
-                    // SAFETY: four activations of group `group` of block `block` of the row, and
-                    // with halves of bytes four of the group 16 activations on.
+                    // SAFETY: group `group` of block `block` of the row, and with halves of bytes the group
+                    // 16 activations on.
                     let (first, second) = unsafe {
                         let at = x.quants.as_ptr().add(((row + r) * blocks + block) * BLOCK + 4 * group);
-                        let second = if F::NIBBLES { at.add(BLOCK / 2) } else { at };
-                        (at.cast::<i32>().read_unaligned(), second.cast::<i32>().read_unaligned())
+                        (pairs(at), pairs(if F::NIBBLES { at.add(BLOCK / 2) } else { at }))
                     };
-                    products[r][p] = _mm512_dpbusd_epi32(products[r][p], low, _mm512_set1_epi32(first));
-                    if F::NIBBLES {
-                        products[r][p] = _mm512_dpbusd_epi32(products[r][p], high, _mm512_set1_epi32(second));
+                    for i in 0..2 {
+                        products[r][p] = _mm512_dpwssd_epi32(products[r][p], low[i], _mm512_set1_epi32(first[i]));
+                        if F::NIBBLES {
+                            products[r][p] = _mm512_dpwssd_epi32(products[r][p], high[i], _mm512_set1_epi32(second[i]));
+                        }
                     }
                 }
             }
@@ -207,6 +214,16 @@ unsafe fn accumulate<F: Format, const R: usize, const P: usize>(
             unsafe { _mm512_storeu_ps(result.as_mut_ptr(), sum) };
         }
     }
+}
+
+/// Four activations, by pairs.
+///
+/// # Safety
+/// Four can be read at `at`.
+#[inline]
+unsafe fn pairs(at: *const i16) -> [i32; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { at.cast::<[i32; 2]>().read_unaligned() }
 }
 
 /// 16 numbers in binary16, widened.
