@@ -7,7 +7,7 @@
 use half::{bf16, f16};
 use proptest::prelude::*;
 use slicescheduler_executor::kernels::{
-    HalfFormat, HalfMatrix, Output, OwnedPanels, PanelMatrix, embed_panels, matmul, pack_panels,
+    HalfFormat, Output, OwnedPanels, PanelMatrix, embed_panels, matmul, pack_panels,
 };
 
 fn number(seed: u64, at: usize) -> f32 {
@@ -43,7 +43,7 @@ proptest! {
         let (bits, widened) = rounded(format, &values);
         let mut packed = vec![1; PanelMatrix::packed_len(n, k)];
         pack_panels(&bits, n, k, &mut packed).unwrap();
-        let halves = HalfMatrix::new(&packed, n, k, format).unwrap();
+        let halves = PanelMatrix::half(&packed, n, k, format).unwrap();
         let singles = OwnedPanels::pack(&widened, n, k).unwrap();
 
         let x: Vec<f32> = (0..rows * k).map(|at| number(!seed, at)).collect();

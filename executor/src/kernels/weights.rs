@@ -1,14 +1,12 @@
 //! A weight matrix as it lies in a slot, of any element type.
 
-use super::{HalfMatrix, PanelMatrix, QuantMatrix};
+use super::{PanelMatrix, QuantMatrix};
 
 /// A weight matrix `W[n, k]`, packed.
 #[derive(Clone, Copy, Debug)]
 pub enum WeightMatrix<'a> {
-    /// In single precision.
-    Single(PanelMatrix<'a>),
-    /// In binary16 or bfloat16.
-    Half(HalfMatrix<'a>),
+    /// Of floats.
+    Panels(PanelMatrix<'a>),
     /// In blocks of small integers with a scale.
     Quantized(QuantMatrix<'a>),
 }
@@ -17,8 +15,7 @@ impl WeightMatrix<'_> {
     /// Rows of the matrix: the output features.
     pub const fn n(&self) -> usize {
         match self {
-            Self::Single(matrix) => matrix.n(),
-            Self::Half(matrix) => matrix.n(),
+            Self::Panels(matrix) => matrix.n(),
             Self::Quantized(matrix) => matrix.n(),
         }
     }
@@ -26,8 +23,7 @@ impl WeightMatrix<'_> {
     /// Columns of the matrix: the input features.
     pub const fn k(&self) -> usize {
         match self {
-            Self::Single(matrix) => matrix.k(),
-            Self::Half(matrix) => matrix.k(),
+            Self::Panels(matrix) => matrix.k(),
             Self::Quantized(matrix) => matrix.k(),
         }
     }
@@ -35,8 +31,7 @@ impl WeightMatrix<'_> {
     /// Writes row `row` of the matrix, `k` elements, to `out`; both are checked by the caller.
     pub(super) fn copy_row(&self, row: usize, out: &mut [f32]) {
         match self {
-            Self::Single(matrix) => matrix.copy_row(row, out),
-            Self::Half(matrix) => matrix.copy_row(row, out),
+            Self::Panels(matrix) => matrix.copy_row(row, out),
             Self::Quantized(matrix) => matrix.copy_row(row, out),
         }
     }
@@ -44,13 +39,7 @@ impl WeightMatrix<'_> {
 
 impl<'a> From<PanelMatrix<'a>> for WeightMatrix<'a> {
     fn from(matrix: PanelMatrix<'a>) -> Self {
-        Self::Single(matrix)
-    }
-}
-
-impl<'a> From<HalfMatrix<'a>> for WeightMatrix<'a> {
-    fn from(matrix: HalfMatrix<'a>) -> Self {
-        Self::Half(matrix)
+        Self::Panels(matrix)
     }
 }
 

@@ -8,9 +8,7 @@ use slicescheduler_gmg::units::Bytes;
 
 use crate::arena::{Arena, Element, Operands, Region};
 use crate::error::{ExecutorError, Result};
-use crate::kernels::{
-    HalfMatrix, KvCache, KvLayout, KvPool, PanelMatrix, QuantMatrix, Sampling, TokenRows, WeightMatrix,
-};
+use crate::kernels::{KvCache, KvLayout, KvPool, PanelMatrix, QuantMatrix, Sampling, TokenRows, WeightMatrix};
 use crate::model::{Home, MatrixFormat, WeightShape};
 use crate::registry::{BoundModel, BoundOp};
 
@@ -156,7 +154,7 @@ impl<'a> Call<'a> {
         Ok(unsafe {
             match format {
                 MatrixFormat::Single => PanelMatrix::new(self.read_weight(offset, shape)?, n, k)?.into(),
-                MatrixFormat::Half(half) => HalfMatrix::new(self.read_weight(offset, shape)?, n, k, half)?.into(),
+                MatrixFormat::Half(half) => PanelMatrix::half(self.read_weight(offset, shape)?, n, k, half)?.into(),
                 MatrixFormat::Quantized(blocks) => {
                     QuantMatrix::new(self.read_weight(offset, shape)?, n, k, blocks)?.into()
                 }
