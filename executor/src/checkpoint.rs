@@ -20,6 +20,7 @@ mod safetensors;
 
 use std::borrow::Cow;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use slicescheduler_gmg::dtype::DType;
 
 #[cfg(feature = "gguf")]
 pub use gguf::{GgufArray, GgufError, GgufFile, GgufValue};
-pub use naming::{GgufLlama, HfLlama, Naming, Part, RowOrder};
+pub use naming::{GgufLlama, HfBert, HfLlama, Naming, Part, RowOrder};
 #[cfg(feature = "safetensors")]
 pub use safetensors::SafetensorsFile;
 
@@ -107,14 +108,10 @@ impl<F: TensorFile, N: Naming> CheckpointWeights<F, N> {
         &self.file
     }
 
-    /// Calls `with` on the rows of the parts of a weight, in order: their element type and, of each,
-    /// the bytes and which rows of the weight they become.
-    fn rows(&self, shard: Shard<'_>, mut with: impl FnMut(DType, usize, &[u8]) -> Result<()>) -> Result<()> {
-        let (rows, columns) = match *shard.shape {
-            [length] => (1, length),
-            [rows, columns] => (rows, columns),
-            _ => (0, 0),
-        };
+    /// Calls `with` on the rows of the parts of a weight, in order: their element type, the elements of
+    /// the weight that they become, and their bytes. A part of a vector is one row.
+    fn rows(&self, shard: Shard<'_>, mut with: impl FnMut(DType, Range<usize>, &[u8]) -> Result<()>) -> Result<()> {
+        let wanted: usize = shard.shape.iter().product();
         let refused = |reason: String| ExecutorError::Weight { weight: shard.name.to_owned(), reason };
         let parts = self.naming.parts(shard.name);
         let parts = parts.ok_or_else(|| refused("checkpoints of this kind have no such weight".to_owned()))?;
@@ -125,43 +122,46 @@ impl<F: TensorFile, N: Naming> CheckpointWeights<F, N> {
             let unfit = || {
                 refused(format!("tensor {tensor:?} is {} {:?}; {:?} is wanted", found.dtype, found.shape, shard.shape))
             };
-            let part_rows = match *found.shape {
-                [length] if shard.shape.len() == 1 && length == columns => 1,
-                [part_rows, width] if shard.shape.len() == 2 && width == columns => part_rows,
+            let (rows, columns) = match (&*found.shape, shard.shape) {
+                (&[length], [_]) => (1, length),
+                (&[rows, width], &[_, columns]) if width == columns => (rows, columns),
                 _ => return Err(unfit()),
             };
             let row_bytes = usize::try_from(found.dtype.bytes(columns as u64).get()).unwrap_or(usize::MAX);
             let whole = (columns as u64).is_multiple_of(found.dtype.block_elements());
-            if part_rows > rows - first || !whole || found.bytes.len() != part_rows.saturating_mul(row_bytes) {
+            let fits = rows.checked_mul(columns).is_some_and(|elements| elements <= wanted - first);
+            if !fits || !whole || found.bytes.len() != rows.saturating_mul(row_bytes) {
                 return Err(unfit());
             }
-            for row in 0..part_rows {
-                let from = order.stored_row(row, part_rows).ok_or_else(unfit)?;
-                with(found.dtype, first + row, &found.bytes[from * row_bytes..(from + 1) * row_bytes])?;
+            for row in 0..rows {
+                let from = order.stored_row(row, rows).ok_or_else(unfit)?;
+                let bytes = &found.bytes[from * row_bytes..(from + 1) * row_bytes];
+                with(found.dtype, first..first + columns, bytes)?;
+                first += columns;
             }
-            first += part_rows;
         }
-        if first == rows { Ok(()) } else { Err(refused(format!("its parts have {first} rows, {rows} are wanted"))) }
+        if first == wanted {
+            return Ok(());
+        }
+        Err(refused(format!("its parts have {first} elements, {wanted} are wanted")))
     }
 }
 
 impl<F: TensorFile, N: Naming> WeightSource for CheckpointWeights<F, N> {
     fn fill(&self, shard: Shard<'_>, into: &mut [f32]) -> Result<()> {
-        let columns = shard.shape.last().copied().unwrap_or(0);
-        self.rows(shard, |dtype, row, bytes| widen(shard, dtype, bytes, &mut into[row * columns..(row + 1) * columns]))
+        self.rows(shard, |dtype, elements, bytes| widen(shard, dtype, bytes, &mut into[elements]))
     }
 
     fn fill_stored(&self, shard: Shard<'_>, dtype: DType, into: &mut [u8]) -> Result<()> {
-        let columns = shard.shape.last().copied().unwrap_or(0);
-        let row_bytes = usize::try_from(dtype.bytes(columns as u64).get()).unwrap_or(usize::MAX);
+        let bytes_before = |elements: usize| usize::try_from(dtype.bytes(elements as u64).get()).unwrap_or(usize::MAX);
         let mut plain = Vec::new();
-        self.rows(shard, |found, row, bytes| {
-            let into = &mut into[row * row_bytes..(row + 1) * row_bytes];
+        self.rows(shard, |found, elements, bytes| {
+            let into = &mut into[bytes_before(elements.start)..bytes_before(elements.end)];
             if found == dtype {
                 into.copy_from_slice(bytes);
                 return Ok(());
             }
-            plain.resize(columns, 0.0);
+            plain.resize(elements.len(), 0.0);
             widen(shard, found, bytes, &mut plain)?;
             round_to(shard, &plain, dtype, into)
         })

@@ -27,7 +27,7 @@ pub use activation::{add_bias, gelu, swiglu, tanh};
 pub use attention::{AttentionDims, attention, self_attention};
 pub use cache::{KvCache, KvLayout, KvPool, TokenRows};
 pub use embedding::{embed, embed_panels, gather_rows};
-pub use matmul::{HalfFormat, HalfMatrix, Output, OwnedPanels, PANEL, PanelMatrix, matmul, pack_panels};
+pub use matmul::{HalfFormat, Output, OwnedPanels, PANEL, PanelMatrix, matmul, pack_panels};
 pub use norm::{layer_norm, normalize_rows, rms_norm};
 pub use pool::mean_pool;
 pub use quantized::{BLOCK, COLUMNS, QuantFormat, QuantMatrix, dequantize, pack_quantized, quantize};

@@ -11,6 +11,7 @@ use slicescheduler_gmg::id::TensorId;
 use slicescheduler_gmg::templates::{DenseSpec, EncoderSpec};
 use slicescheduler_gmg::units::Bytes;
 
+pub use ports::ModelKind;
 pub(crate) use ports::{Input, Output, Ports};
 pub(crate) use weights::round_to;
 pub use weights::{SeededWeights, Shard, WeightSource};
@@ -153,6 +154,19 @@ impl CpuModel {
     /// The template.
     pub fn template(&self) -> &Arc<OpGraph> {
         &self.template
+    }
+
+    /// How it reads and answers.
+    pub fn kind(&self) -> ModelKind {
+        self.ports.kind()
+    }
+
+    /// The [`kind`](Self::kind) of a model of this template.
+    ///
+    /// # Errors
+    /// When the template is that of neither a decoder nor an encoder.
+    pub fn kind_of(template: &OpGraph) -> Result<ModelKind> {
+        Ok(Ports::of(template)?.kind())
     }
 
     /// The [`slot_bytes`](Self::slot_bytes) of a model of this template, without loading it.

@@ -23,7 +23,8 @@ use slicescheduler_simulator::timeline::{Horizon, Timeline};
 
 use crate::assembly::{Assembly, Member, assemble, cpu_device};
 use crate::driver::{Driver, DriverOptions};
-use crate::model::Model;
+use crate::learned::Learned;
+use crate::model::{Model, ModelKind};
 use crate::serve::{Served, Service, SliceScheduler, SystemClock, TokenWorld};
 
 pub use error::BuildError;
@@ -128,7 +129,8 @@ impl Builder {
     }
 
     /// Serves on the devices of `cluster`, each of them CPU lanes of this machine with as much of
-    /// the host's memory as the device is said to have. Rates and links are what forecasts go by.
+    /// the host's memory as the device is said to have. Rates and links are what forecasts go by, rates
+    /// until they are [learned](crate::learned).
     #[must_use]
     pub fn cluster(mut self, cluster: Cluster) -> Self {
         self.hardware = Hardware::Cluster(cluster);
@@ -187,7 +189,8 @@ impl Builder {
         self
     }
 
-    /// Sizes iterations and KV blocks.
+    /// Sizes iterations and KV blocks. An encoder reads a text at once, so its texts may have
+    /// `token_budget` tokens at most.
     #[must_use]
     pub fn batching(mut self, options: BatchOptions) -> Self {
         self.batching = options;
@@ -244,17 +247,21 @@ impl Builder {
         let members = self.tenants.iter().zip(devices).map(|(entry, devices)| entry.member(devices, options));
         let members = members.collect::<Result<Vec<_>, _>>()?;
         let usable: Vec<Bytes> = cluster.devices().iter().map(|device| device.spec.memory).collect();
-        let Assembly { mut gmg, batching, models, prefetch } = assemble(cluster, &members, &usable, &*self.policy)?;
-        let decoders = self.tenants.iter().zip(&members).map(|(entry, member)| entry.decoder(member));
-        let decoders = models.into_iter().zip(decoders.collect::<Result<Vec<_>, _>>()?).collect();
-        let world = CpuWorld::new(gmg.view(), decoders, clock.clone(), &*self.threads, self.lanes)?;
-        let served = self.tenants.iter().zip(&members).zip(0..);
-        let served = served.map(|((entry, member), index)| entry.served(member, TenantId(index), gmg.view())).collect();
-        let what_if = Timeline::new(gmg.publish(), Roofline::default(), Horizon(HORIZON));
+        let Assembly { gmg, batching, models, prefetch } = assemble(cluster, &members, &usable, &*self.policy)?;
+        let bound = self.tenants.iter().zip(&members).map(|(entry, member)| entry.bind(member));
+        let bound = bound.collect::<Result<Vec<_>, _>>()?;
+        let served = self.tenants.iter().zip(&members).zip(&bound).zip(0..);
+        let served = served
+            .map(|(((entry, member), model), index)| entry.served(member, model.kind(), TenantId(index), gmg.view()));
+        let served = served.collect();
+        let bound = models.into_iter().zip(bound).collect();
+        let world = CpuWorld::new(gmg.view(), bound, clock.clone(), &*self.threads, self.lanes)?;
+        let learned = Learned::new(Arc::new(Roofline::default()));
+        let what_if = Timeline::of(gmg.view(), Arc::new(learned.clone()), Horizon(HORIZON));
         let waker = world.waker();
         let options = DriverOptions::default();
         let driver = Driver::new(gmg, batching, self.policy, Box::new(what_if), wrap(world), options)?;
-        let mut service = Service::new(driver, clock, self.observer, waker, self.max_requests);
+        let mut service = Service::new(driver, clock, self.observer, waker, self.max_requests, learned);
         service.prefetch(prefetch)?;
         Ok((service, served))
     }
@@ -307,31 +314,41 @@ impl Entry {
 
     fn member(&self, devices: Vec<DeviceId>, options: BatchOptions) -> Result<Member, BuildError> {
         let template = self.model.template().map_err(|error| self.wrong(error))?;
+        let kind = CpuModel::kind_of(&template).map_err(|error| self.wrong(error.into()))?;
         let weights = self.model.weight_bytes(&template).map_err(|error| self.wrong(error))?;
         let model = slicescheduler_gmg::Model::new(self.model.name(), template);
         let model = slicescheduler_gmg::Model { weights, ..model };
         let model = model.kv_bytes_per_token(self.model.kv_bytes_per_token());
+        let options = match kind {
+            ModelKind::Decoder => BatchOptions { whole_prompts: false, ..options },
+            ModelKind::Encoder => BatchOptions { whole_prompts: true, long_prefill: 0, ..options },
+        };
         Ok(Member { tenant: self.tenant.clone(), model, devices, options })
     }
 
-    fn decoder(&self, member: &Member) -> Result<CpuModel, BuildError> {
+    fn bind(&self, member: &Member) -> Result<CpuModel, BuildError> {
         self.model.on_cpu(member.model.template.clone()).map_err(|error| self.wrong(error))
     }
 
     /// What requests of the tenant are held to. A request may take three quarters of the KV cache
     /// of any device of its container, so that it can be computed alone there whatever share a
     /// policy keeps free.
-    fn served(&self, member: &Member, id: TenantId, view: View<'_>) -> Served {
+    fn served(&self, member: &Member, kind: ModelKind, id: TenantId, view: View<'_>) -> Served {
         let room = |device| {
             let memory = view.memory(device)?;
             let blocks = (u64::from(memory.kv().total()) * 3 / 4).saturating_sub(1);
             Some(blocks * u64::from(memory.layout().kv_block_tokens))
         };
         let room = member.devices.iter().filter_map(|&device| room(device)).min().unwrap_or(0);
+        let room = match kind {
+            ModelKind::Decoder => room,
+            ModelKind::Encoder => room.min(u64::from(member.options.token_budget)),
+        };
         Served {
             name: self.tenant.name.clone(),
             id,
             model: self.model.name().into(),
+            kind,
             vocabulary: self.model.vocabulary(),
             context: u64::from(self.model.max_context()).min(room),
             end_of_sequence: self.model.end_of_sequence(),

@@ -2,7 +2,7 @@
 //! another's devices, without breaking the other's memory or service level.
 //!
 //! This is the facade of a family of crates. An engine author who wants it done builds a
-//! [`SliceScheduler`] from tenants and their models and gets token streams; the crates below are for
+//! [`SliceScheduler`] from tenants and their models and gets token streams and embeddings; the crates below are for
 //! those who keep their own loop, models or kernels: [`gmg`] (the graph that everything is said in),
 //! [`simulator`] (what will happen), [`scheduler`] (what should happen) and [`executor`] (make it
 //! happen).
@@ -36,9 +36,10 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`builder`] | what a scheduler is made of: devices, tenants, models, policy, clock, threads |
-//! | [`model`] | what a host implements to bring a model; decoders of the Llama family |
-//! | [`serve`] | requests in, tokens out |
+//! | [`model`] | what a host implements to bring a model; decoders of the Llama family, encoders of the BERT family |
+//! | [`serve`] | requests in, tokens and vectors out |
 //! | `text` | texts to tokens and back (feature `tokenizers`) |
+//! | [`learned`] | how long operators take here, learned from what runs; predictions beside measurements |
 //! | [`driver`] | the loop that owns the graph, over any world |
 //! | [`replay`] | traces in, figures out: the same loop over a simulated or the real world |
 //! | [`scenario`], [`workload`], [`setup`] | what a replay is of: its description, its requests, its graph |
@@ -56,6 +57,7 @@ pub mod driver;
 #[cfg(feature = "evaluate")]
 pub mod evaluate;
 pub mod fidelity;
+pub mod learned;
 pub mod model;
 pub mod replay;
 pub mod report;
@@ -75,5 +77,7 @@ pub use builder::{BuildError, Builder};
 pub use driver::RequestError;
 pub use executor::kernels::Sampling;
 pub use gmg::tenant::Tenant;
-pub use model::{Llama, Model, ModelError};
-pub use serve::{Answer, Request, ServeError, SliceScheduler, SystemClock, Token, TokenStream};
+pub use model::{Bert, Llama, Model, ModelError, ModelKind};
+pub use serve::{
+    Answer, Embedding, PendingEmbedding, Request, ServeError, SliceScheduler, SystemClock, Token, TokenStream,
+};

@@ -1,5 +1,6 @@
 //! What a host implements to bring a model.
 
+mod bert;
 #[cfg(feature = "safetensors")]
 mod folder;
 mod llama;
@@ -14,7 +15,9 @@ use slicescheduler_executor::model::CpuModel;
 use slicescheduler_gmg::graph::{GraphError, OpGraph};
 use slicescheduler_gmg::units::Bytes;
 
+pub use bert::Bert;
 pub use llama::Llama;
+pub use slicescheduler_executor::model::ModelKind;
 
 /// A model that a tenant serves: its operators, its sizes, and its kernels and weights on a backend.
 ///
@@ -66,13 +69,15 @@ pub trait Model: Debug + Send + Sync {
     /// Its name, for messages.
     fn name(&self) -> &str;
 
-    /// The operators of one iteration.
+    /// The operators of one iteration. They also say what the model [is](ModelKind): what
+    /// [`dense`](slicescheduler_gmg::templates::dense) gives is a decoder, what
+    /// [`encoder`](slicescheduler_gmg::templates::encoder) gives an encoder.
     ///
     /// # Errors
     /// When the model's figures do not make a graph.
     fn template(&self) -> Result<Arc<OpGraph>, ModelError>;
 
-    /// Bytes of KV cache of one token, over all layers.
+    /// Bytes of KV cache of one token, over all layers; none of an encoder.
     fn kv_bytes_per_token(&self) -> Bytes;
 
     /// The longest sequence, prompt and answer, in tokens.

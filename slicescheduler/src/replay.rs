@@ -3,6 +3,7 @@
 mod cpu;
 mod recorder;
 mod run;
+mod scaling;
 mod slices;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::workload::WorkloadError;
 pub use cpu::replay_on_cpu;
 pub use recorder::Recorder;
 pub use run::{ReplayWorld, Run, run_policy, simulate};
+pub use scaling::core_scaling;
 
 /// Why a replay stopped.
 #[derive(Debug, thiserror::Error)]
@@ -150,6 +152,7 @@ pub fn summary(scenario: &Scenario, name: &str, measured: bool, runs: &[RunRecor
         seed: scenario.seed,
         duration_s: (scenario.duration - scenario.warm_up).as_secs_f64(),
         rate_scale: scenario.rate_scale,
+        core_scaling: None,
         policies: runs.iter().map(|run| run.summary.clone()).collect(),
     }
 }

@@ -16,4 +16,6 @@ mod record;
 mod summary;
 
 pub use record::{DeviceLabel, MemorySample, RunRecord, SecondUse, SliceBucket, Span, SpanKind, TenantLabel};
-pub use summary::{DecisionFigures, LatencyFigures, PolicySummary, Summary, TenantSummary};
+pub use summary::{
+    DecisionFigures, LatencyFigures, PolicySummary, PredictionFigures, Summary, TenantSummary, USEFUL_SCALING,
+};

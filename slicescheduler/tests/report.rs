@@ -54,6 +54,7 @@ fn policy(name: &str, factor: f64) -> PolicySummary {
         wall_s: 3.25,
         answers_compared: None,
         tokens_hash: None,
+        predictions: None,
     }
 }
 
@@ -65,6 +66,7 @@ fn summary(policies: Vec<PolicySummary>) -> Summary {
         seed: 7,
         duration_s: 600.0,
         rate_scale: 1.5,
+        core_scaling: None,
         policies,
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! ```text
 //! cargo run --release --bin serve -- --tenant chat=smollm2 --prompt "What is the capital of France?"
+//! cargo run --release --bin serve -- --tenant embed=minilm --prompt "The cat sits outside"
+//! cargo run --release --bin serve -- --tenant chat=smollm2 --tenant embed=minilm --load 1
 //! cargo run --release --bin serve -- --tenant chat=smollm2 --tenant batch=smollm2,best-effort --load 1
+//! cargo run --release --bin serve -- --tenant chat=smollm2 --tenant batch=smollm2,best-effort --compare
 //! cargo run --release --bin serve -- --tenant a=tiny --tenant b=tiny,best-effort --duration 5s
 //! ```
 
@@ -13,18 +16,20 @@ mod serve {
     pub(crate) mod watch;
 }
 
-use std::io::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use slicescheduler::text::Message;
+use slicescheduler::replay::core_scaling;
+use slicescheduler::report::USEFUL_SCALING;
 use slicescheduler::{Request, SliceScheduler, SystemClock};
 use slicescheduler_examples::{Failure, conclude};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
-use serve::arguments::Arguments;
-use serve::load;
+use serve::arguments::{Arguments, PolicyName};
+use serve::load::{self, Outcome};
 use serve::tenant::Served;
 use serve::watch::Watch;
 
@@ -35,36 +40,79 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<(), Failure> {
     let served = arguments.tenants.iter().map(|wish| Served::load(wish, &arguments.models));
     let served = served.collect::<Result<Vec<_>, _>>()?;
-    let watch = Watch::default();
+    if let Some(text) = &arguments.prompt {
+        let slices = scheduler(arguments, &served, arguments.policy, &Watch::default())?;
+        return answer(&slices, &served, text, arguments.max_tokens);
+    }
+    if !arguments.compare {
+        print!("{}", under_load(arguments, &served, arguments.policy)?.0);
+        return Ok(());
+    }
+    let scaling = core_scaling(&SystemClock::start(), 2)?;
+    let mut outcomes = Vec::new();
+    for policy in [PolicyName::Static, arguments.policy] {
+        let (text, outcome) = under_load(arguments, &served, policy)?;
+        println!("{policy:?}\n{text}");
+        outcomes.push(outcome);
+    }
+    let [apart, shared] = &outcomes[..] else { return Ok(()) };
+    let (same, compared) = shared.same_answers(apart);
+    println!("two cores did {scaling:.2}x the work of one");
+    if scaling < USEFUL_SCALING {
+        println!("that is below {USEFUL_SCALING}: the ratio is void, other work is on the machine");
+    }
+    println!("tokens per second: {:.2}x {:?}", shared.throughput() / apart.throughput(), PolicyName::Static);
+    println!("answers to the same requests: {same} of {compared} equal, token by token");
+    if same < compared { Err("answers depend on the policy".into()) } else { Ok(()) }
+}
+
+fn scheduler(
+    arguments: &Arguments,
+    served: &[Served],
+    policy: PolicyName,
+    watch: &Watch,
+) -> Result<SliceScheduler, Failure> {
     let mut builder = SliceScheduler::builder()
         .clock(Arc::new(SystemClock::start()))
         .device_memory(Bytes::mib(arguments.memory_mib))
         .devices(arguments.devices.unwrap_or(served.len() as u32))
         .observer(watch.observer());
-    builder = arguments.policy.apply(builder);
-    for tenant in &served {
+    builder = policy.apply(builder);
+    for tenant in served {
         builder = builder.tenant(tenant.tenant(), tenant.model()?);
     }
-    let slices = builder.build()?;
-    match &arguments.prompt {
-        Some(text) => answer(&slices, &served, text, arguments.max_tokens),
-        None => {
-            let outcome = load::run(&slices, &served, arguments)?;
-            drop(slices);
-            print!("{outcome}{watch}");
-            Ok(())
-        }
-    }
+    Ok(builder.build()?)
 }
 
-/// Streams the answer of the first tenant.
+/// What came of the load under a policy, and all that is to be said of it.
+fn under_load(arguments: &Arguments, served: &[Served], policy: PolicyName) -> Result<(String, Outcome), Failure> {
+    let watch = Watch::default();
+    let slices = scheduler(arguments, served, policy, &watch)?;
+    let outcome = load::run(&slices, served, arguments)?;
+    let status = slices.status()?;
+    drop(slices);
+    let mut text = format!("{outcome}{watch}{}\n", status.predictions);
+    for device in &status.devices {
+        let (peak, weights, usable) = (device.peak, device.weights, device.usable);
+        writeln!(text, "device {}: at most {peak} of {usable} in use, {weights} of it weights", device.name)?;
+    }
+    Ok((text, outcome))
+}
+
+/// Asks the first tenant: streams its answer, or prints its vector.
 fn answer(slices: &SliceScheduler, served: &[Served], text: &str, max_tokens: u32) -> Result<(), Failure> {
     let Some(first) = served.first() else { return Err("there is no tenant to ask".into()) };
-    let tokenizer = first.tokenizer.as_ref();
-    let tokenizer =
-        tokenizer.ok_or_else(|| format!("model {:?} has no tokenizer; --prompt needs one", first.model_name))?;
-    let prompt = tokenizer.encode(&tokenizer.chat(&[Message::user(text)])?)?;
+    let prompt = first.prompt(text)?;
     let asked = slices.now();
+    if first.is_encoder() {
+        let embedding = slices.embed(&first.name, &prompt)?.wait()?;
+        let numbers: Vec<String> = embedding.vector.iter().map(f32::to_string).collect();
+        println!("{}", numbers.join(" "));
+        let took = (embedding.at - asked).as_secs_f64() * 1e3;
+        eprintln!("[{} tokens, a vector of {} after {took:.0} ms]", prompt.len(), numbers.len());
+        return Ok(());
+    }
+    let Some(tokenizer) = &first.tokenizer else { return Err("the first tenant has no tokenizer".into()) };
     let answer = slices.submit(&first.name, Request::prompt_tokens(&prompt).max_tokens(max_tokens))?;
     let (mut stream, mut out) = (tokenizer.stream(), std::io::stdout().lock());
     let (mut times, mut count) = ((Nanos::ZERO, Nanos::ZERO), 0u32);

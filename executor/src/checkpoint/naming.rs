@@ -58,6 +58,13 @@ pub struct GgufLlama {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HfLlama;
 
+/// Encoders of the BERT family as the transformers library saves them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HfBert {
+    /// What comes before every name, such as `bert.` in models with a head for some task.
+    pub prefix: &'static str,
+}
+
 fn plain(tensor: impl Into<String>) -> Part {
     Part { tensor: tensor.into(), order: RowOrder::AsStored }
 }
@@ -114,5 +121,35 @@ impl Naming for HfLlama {
             _ => return None,
         };
         Some(parts.iter().map(|part| plain(format!("model.layers.{layer}.{part}.weight"))).collect())
+    }
+}
+
+impl Naming for HfBert {
+    fn parts(&self, weight: &str) -> Option<Vec<Part>> {
+        let (name, kind) = weight.rsplit_once('.')?;
+        let stored = |name: &str, kind: &str| plain(format!("{}{name}.{kind}", self.prefix));
+        let norm = |name: &str| vec![stored(&format!("{name}.LayerNorm"), kind)];
+        let Some((layer, name)) = name.strip_prefix("layers.").and_then(|name| name.split_once('.')) else {
+            return Some(match name {
+                "embed.words" => vec![stored("embeddings.word_embeddings", kind)],
+                "embed.positions" => vec![stored("embeddings.position_embeddings", kind)],
+                "embed.types" => vec![stored("embeddings.token_type_embeddings", kind)],
+                "embed.norm" => norm("embeddings"),
+                "pooler" => vec![stored("pooler.dense", kind)],
+                _ => return None,
+            });
+        };
+        let in_layer = |name: &str| format!("encoder.layer.{layer}.{name}");
+        Some(match name {
+            "attn.qkv" => {
+                ["query", "key", "value"].map(|part| stored(&in_layer(&format!("attention.self.{part}")), kind)).into()
+            }
+            "attn.o" => vec![stored(&in_layer("attention.output.dense"), kind)],
+            "attn.norm" => norm(&in_layer("attention.output")),
+            "mlp.up" => vec![stored(&in_layer("intermediate.dense"), kind)],
+            "mlp.down" => vec![stored(&in_layer("output.dense"), kind)],
+            "mlp.norm" => norm(&in_layer("output")),
+            _ => return None,
+        })
     }
 }

@@ -67,3 +67,27 @@ fn weights_of_another_type_than_the_file_has_are_rounded() {
     weights.fill_stored(shard, DType::BF16, &mut halves).unwrap();
     assert_eq!(halves[126..], [0x80, 0x3f]);
 }
+
+/// Biases of fused projections lie side by side, as the rows of their weights do.
+#[test]
+fn a_vector_of_several_parts_has_them_in_order() {
+    let bias = |name: &'static str, first: f32| {
+        let bytes = [first, first + 1.0].into_iter().flat_map(f32::to_le_bytes).collect();
+        (name, vec![2], bytes)
+    };
+    let weights = CheckpointWeights::new(
+        Memory(vec![
+            bias("bert.encoder.layer.3.attention.self.query.bias", 1.0),
+            bias("bert.encoder.layer.3.attention.self.key.bias", 3.0),
+            bias("bert.encoder.layer.3.attention.self.value.bias", 5.0),
+        ]),
+        HfBert { prefix: "bert." },
+    );
+    let mut into = [0.0; 6];
+    weights.fill(Shard { name: "layers.3.attn.qkv.bias", shape: &[6] }, &mut into).unwrap();
+    assert_eq!(into, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    for length in [4, 5, 7, 8] {
+        let mut into = vec![0.0; length];
+        assert!(weights.fill(Shard { name: "layers.3.attn.qkv.bias", shape: &[length] }, &mut into).is_err());
+    }
+}

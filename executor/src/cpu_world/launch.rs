@@ -15,6 +15,7 @@ use super::program::{Launched, Progress};
 use crate::arena::Region;
 use crate::error::{ExecutorError, Result};
 use crate::lane::{self, Entry};
+use crate::model::ModelKind;
 use crate::registry::Space;
 
 impl CpuWorld {
@@ -35,7 +36,8 @@ impl CpuWorld {
         let tenant = view.model(spec.model).ok_or(WorldError::NoSuchModel(spec.model))?.tenant;
         let not_loaded = ExecutorError::NotLoaded { model: spec.model, device: id.device };
         let slot = *device.loaded.get(&spec.model).ok_or(not_loaded)?;
-        let batch = self.sequences.batch(spec, memory.kv(), model.model.ports().is_encoder())?;
+        let whole = model.model.kind() == ModelKind::Encoder;
+        let batch = self.sequences.batch(spec, memory.kv(), whole)?;
         let activations = device.granted("activations", launch.arena, device.activations())?;
         let space = Space {
             arena: device.arena.clone(),

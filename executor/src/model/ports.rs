@@ -1,11 +1,31 @@
 //! What the executor fills and reads of a model's tensors.
 
+use std::fmt;
+
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::graph::{OpGraph, Role};
 use slicescheduler_gmg::id::TensorId;
 use slicescheduler_gmg::semantics::OpKind;
 
 use crate::error::{ExecutorError, Result};
+
+/// How a model reads, and what it answers with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ModelKind {
+    /// Reads a prompt in parts, and goes on token by token.
+    Decoder,
+    /// Reads a text as a whole, and answers with one vector. It has no KV cache.
+    Encoder,
+}
+
+impl fmt::Display for ModelKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Decoder => "decoder",
+            Self::Encoder => "encoder",
+        })
+    }
+}
 
 /// What an input is filled with, known by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,9 +103,11 @@ impl Ports {
         Ok(Self { inputs: inputs.collect::<Result<_>>()?, output })
     }
 
-    /// True if the model answers with one vector per sequence, which it reads as a whole.
-    pub(crate) fn is_encoder(&self) -> bool {
-        matches!(self.output, Output::Embeddings(_))
+    pub(crate) fn kind(&self) -> ModelKind {
+        match self.output {
+            Output::Tokens(_) => ModelKind::Decoder,
+            Output::Embeddings(_) => ModelKind::Encoder,
+        }
     }
 }
 
@@ -100,11 +122,11 @@ pub(crate) fn kv_shape(template: &OpGraph, ports: &Ports) -> Result<(usize, usiz
             }
         }
     }
-    match shape {
-        None if ports.is_encoder() => Ok((0, 0)),
-        None => Err(not_a_model(template, "it has no rotary operator".to_owned())),
-        Some(_) if ports.is_encoder() => Err(not_a_model(template, "an encoder has no cache".to_owned())),
-        Some(shape) => Ok(shape),
+    match (ports.kind(), shape) {
+        (ModelKind::Decoder, Some(shape)) => Ok(shape),
+        (ModelKind::Encoder, None) => Ok((0, 0)),
+        (ModelKind::Decoder, None) => Err(not_a_model(template, "it has no rotary operator".to_owned())),
+        (ModelKind::Encoder, Some(_)) => Err(not_a_model(template, "an encoder has no cache".to_owned())),
     }
 }
 

@@ -15,9 +15,11 @@ use slicescheduler_gmg::plan::{Clock, Command, Event, World, WorldError};
 use slicescheduler_gmg::templates::DenseSpec;
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
+use slicescheduler_simulator::cost::Roofline;
 
+use crate::learned::Learned;
 use crate::replay::run::{Run, run_policy};
-use crate::replay::{Progress, ReplayError, ReplayWorld, policy, summary};
+use crate::replay::{ForecastOptions, Progress, ReplayError, ReplayWorld, core_scaling, policy, summary};
 use crate::report::{RunRecord, Summary};
 use crate::scenario::{DeviceKind, LinkOverride, ModelSpec, Scenario, Workload};
 use crate::setup::Setup;
@@ -36,7 +38,7 @@ const TOKEN_BUDGET: u32 = 256;
 
 /// Runs every policy of `scenario` on lanes of this machine, one after the other, in real time.
 ///
-/// `clock` must go on by itself. Answers to requests that completed under every policy are compared: see
+/// `clock` must go on by itself. Forecasts go by what is [learned](crate::learned) from the run. Answers to requests that completed under every policy are compared: see
 /// [`PolicySummary::tokens_hash`](crate::report::PolicySummary::tokens_hash).
 ///
 /// # Errors
@@ -48,13 +50,16 @@ pub fn replay_on_cpu(
     progress: &mut dyn Progress,
 ) -> Result<(Summary, Vec<RunRecord>), ReplayError> {
     let scenario = for_cpu(scenario);
+    let scaling = core_scaling(&**clock, 2)?;
     let (mut runs, mut answers) = (Vec::new(), Vec::new());
     for spec in &scenario.policies {
         let policy = policy(spec)?;
         let setup = Setup::new(&scenario, &*policy)?;
         let clock: Arc<dyn Clock> = Arc::new(Since { start: clock.now(), clock: clock.clone() });
         let world = CpuReplay::new(&scenario, &setup, clock.clone())?;
-        let how = Run { stopwatch: Some(clock), ..Run::default() };
+        let learned = Learned::new(Arc::new(Roofline::default()));
+        let forecast = ForecastOptions { cost: Arc::new(learned.clone()), ..ForecastOptions::default() };
+        let how = Run { stopwatch: Some(clock), forecast, learned: Some(learned), ..Run::default() };
         let (run, world) = run_policy(&scenario, policy, setup, world, &how, progress)?;
         runs.push(run);
         answers.push(world.answers);
@@ -69,7 +74,7 @@ pub fn replay_on_cpu(
         run.summary.answers_compared = Some(common.len() as u64);
         run.summary.tokens_hash = Some(format!("{:016x}", hash.0));
     }
-    Ok((summary(&scenario, name, true, &runs), runs))
+    Ok((Summary { core_scaling: Some(scaling), ..summary(&scenario, name, true, &runs) }, runs))
 }
 
 /// The scenario with lanes for devices and the tiny decoder for models.

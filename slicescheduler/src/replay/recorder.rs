@@ -14,10 +14,11 @@ use slicescheduler_gmg::{GmgView, View};
 use slicescheduler_scheduler::batching::Completed;
 
 use crate::driver::{Driver, Lost};
+use crate::learned::Learned;
 use crate::replay::slices::Slices;
 use crate::report::{
-    DecisionFigures, DeviceLabel, LatencyFigures, MemorySample, PolicySummary, RunRecord, SecondUse, Span, SpanKind,
-    TenantLabel, TenantSummary,
+    DecisionFigures, DeviceLabel, LatencyFigures, MemorySample, PolicySummary, PredictionFigures, RunRecord, SecondUse,
+    Span, SpanKind, TenantLabel, TenantSummary,
 };
 use crate::scenario::Scenario;
 
@@ -79,6 +80,7 @@ pub struct Recorder {
     guest_busy: Nanos,
     completed: Vec<Completed>,
     lost: Vec<Lost>,
+    learned: Option<Learned>,
 }
 
 impl Recorder {
@@ -121,7 +123,15 @@ impl Recorder {
             guest_busy: Nanos::ZERO,
             completed: Vec::new(),
             lost: Vec::new(),
+            learned: None,
         }
+    }
+
+    /// Lets a cost model learn from the run; its predictions become figures.
+    #[must_use]
+    pub fn learning(mut self, learned: Option<Learned>) -> Self {
+        self.learned = learned;
+        self
     }
 
     /// A request arrived.
@@ -208,6 +218,7 @@ impl Recorder {
             wall_s: wall.unwrap_or_default().as_secs_f64(),
             answers_compared: None,
             tokens_hash: None,
+            predictions: self.learned.and_then(|learned| PredictionFigures::of(&learned.predictions())),
         };
         RunRecord {
             tenants: self.labels,
@@ -282,6 +293,9 @@ impl Recorder {
 
 impl Observer for Recorder {
     fn on_event(&mut self, event: &Event, view: View<'_>) {
+        if let Some(learned) = &mut self.learned {
+            learned.on_event(event, view);
+        }
         let piece = match event {
             Event::Finished { job, lane, ops, started, at, .. } => {
                 Some(Piece { job: *job, lane: *lane, start: *started, finish: *at, ops: ops.clone(), recalled: false })
@@ -299,7 +313,11 @@ impl Observer for Recorder {
         }
     }
 
-    fn on_command(&mut self, _now: Nanos, _command: &Command, _view: View<'_>) {}
+    fn on_command(&mut self, now: Nanos, command: &Command, view: View<'_>) {
+        if let Some(learned) = &mut self.learned {
+            learned.on_command(now, command, view);
+        }
+    }
 }
 
 impl TenantCounts {

@@ -15,6 +15,7 @@ use slicescheduler_simulator::timeline::{Horizon, Timeline};
 use slicescheduler_simulator::world::{SimWorld, WorldCost, WorldOptions};
 
 use crate::driver::{Driver, DriverError, DriverOptions};
+use crate::learned::Learned;
 use crate::replay::{ForecastOptions, Progress, Recorder, ReplayError, ReplayOptions};
 use crate::report::RunRecord;
 use crate::scenario::{BacklogRequests, Scenario, Source};
@@ -73,6 +74,7 @@ pub fn simulate(
         forecast: options.forecast.clone(),
         stopwatch: options.stopwatch.clone(),
         shares_slots: true,
+        learned: None,
     };
     run_policy(scenario, policy, setup, world, &how, progress).map(|(run, _)| run)
 }
@@ -146,6 +148,8 @@ pub struct Run {
     pub stopwatch: Option<Arc<dyn Clock>>,
     /// True if the world can have KV blocks in the part of a device for weights.
     pub shares_slots: bool,
+    /// Learns from the run; its predictions become figures. Forecasts go by it if it is their cost model.
+    pub learned: Option<Learned>,
 }
 
 /// Runs one policy over any world, and gives the world back.
@@ -163,7 +167,7 @@ pub fn run_policy<W: ReplayWorld>(
     let stopwatch = how.stopwatch.clone();
     let begun = stopwatch.as_ref().map(|stopwatch| stopwatch.now());
     let name = policy.name();
-    let mut recorder = Recorder::new(scenario, setup.gmg.view());
+    let mut recorder = Recorder::new(scenario, setup.gmg.view()).learning(how.learned.clone());
     let ForecastOptions { cost, horizon } = how.forecast.clone();
     let what_if = Timeline::of(setup.gmg.view(), cost, Horizon(horizon));
     let what_if = what_if.launched_window(how.launched_window);

@@ -64,6 +64,11 @@ pub(super) const OF_POLICY: &[Figure<PolicySummary>] = &[
     Figure::plain("simulated operators per ms", |p| count(p.sim_ops_per_ms)),
     Figure::plain("simulated entries per ms", |p| count(p.sim_entries_per_ms)),
     Figure::plain("replay time, s", |p| count(p.wall_s)),
+    Figure::optional("predicted makespan off by", |p| p.predictions.and_then(|p| share(p.makespan_error))),
+    Figure::optional("predicted stretches off by", |p| p.predictions.and_then(|p| share(p.mean_error))),
+    Figure::optional("rank correlation of predictions", |p| {
+        p.predictions.and_then(|p| p.rank_correlation).map(|correlation| format!("{correlation:.3}"))
+    }),
     Figure::optional("output tokens (hash)", |p| p.tokens_hash.as_deref().map(|hash| printable(hash, 16))),
 ];
 

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::learned::Predictions;
+
 /// All policies of one replay.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct Summary {
@@ -17,6 +19,10 @@ pub struct Summary {
     pub duration_s: f64,
     /// Factor on the arrival rates.
     pub rate_scale: f64,
+    /// How many times the arithmetic of one core two cores did just before the runs, where lanes of this machine
+    /// ran. Below [`USEFUL_SCALING`] ratios between policies mean nothing.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub core_scaling: Option<f64>,
     /// One entry per policy, in the order in which they ran.
     pub policies: Vec<PolicySummary>,
 }
@@ -72,6 +78,37 @@ pub struct PolicySummary {
     /// A hash of the output tokens of these requests. Equal hashes mean equal answers.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tokens_hash: Option<String>,
+    /// How true forecasts of times were, for worlds that run in real time.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub predictions: Option<PredictionFigures>,
+}
+
+/// What two cores must do at least, times the work of one, for ratios between policies on lanes to mean something.
+pub const USEFUL_SCALING: f64 = 1.7;
+
+/// Predicted times of stretches of operators beside measured ones; see [`Predictions`].
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq)]
+pub struct PredictionFigures {
+    /// Stretches that had been predicted when they were launched.
+    pub stretches: u64,
+    /// By what share the sum of the predicted times is above that of the measured ones.
+    pub makespan_error: f64,
+    /// The differences, without their signs, as a share of the measured sum.
+    pub mean_error: f64,
+    /// Spearman's, between predicted and measured times.
+    pub rank_correlation: Option<f64>,
+}
+
+impl PredictionFigures {
+    /// The figures of `predictions`; none if nothing was predicted.
+    pub fn of(predictions: &Predictions) -> Option<Self> {
+        Some(Self {
+            stretches: predictions.stretches,
+            makespan_error: predictions.makespan_error()?,
+            mean_error: predictions.mean_error()?,
+            rank_correlation: predictions.rank_correlation,
+        })
+    }
 }
 
 /// Quantiles of the time of a decision, in microseconds.

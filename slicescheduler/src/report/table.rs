@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 
 use crate::report::figure::{self, Figure, NOTHING, OF_POLICY, OF_TENANT};
-use crate::report::{PolicySummary, Summary};
+use crate::report::{PolicySummary, Summary, USEFUL_SCALING};
 
 /// The most characters in a line.
 pub const WIDTH: usize = 110;
@@ -29,6 +29,7 @@ const NAME_LIMIT: usize = 32;
 ///     seed: 7,
 ///     duration_s: 60.0,
 ///     rate_scale: 1.0,
+///     core_scaling: None,
 ///     policies: Vec::new(),
 /// };
 /// assert!(table::render(&summary).starts_with("simulated: empty, seed 7, window 60 s"));
@@ -45,6 +46,10 @@ pub fn render(summary: &Summary) -> String {
         figure::given(summary.duration_s),
         figure::given(summary.rate_scale),
     );
+    if let Some(scaling) = summary.core_scaling {
+        let void = if scaling < USEFUL_SCALING { ": too little, ratios between policies are void" } else { "" };
+        let _ = writeln!(text, "two cores did {scaling:.2}x the work of one{void}");
+    }
     let Some(first) = summary.policies.first() else {
         text.push_str("no policy ran\n");
         return text;

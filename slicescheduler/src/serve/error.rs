@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::driver::{DriverError, RequestError};
+use crate::model::ModelKind;
 
 /// Why a request was not taken, or a scheduler did not do as told.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +16,20 @@ pub enum ServeError {
         tenant: String,
         /// Who there is.
         known: Vec<String>,
+    },
+    /// Its model answers in another way.
+    #[error(
+        "tenant {tenant:?}: model {model} is {} {kind}; ask it by `{}`",
+        if *kind == ModelKind::Encoder { "an" } else { "a" },
+        if *kind == ModelKind::Encoder { "embed" } else { "submit" }
+    )]
+    OtherKind {
+        /// Whose request.
+        tenant: Arc<str>,
+        /// Its model.
+        model: Arc<str>,
+        /// What the model is.
+        kind: ModelKind,
     },
     /// Nothing to go on from.
     #[error("tenant {tenant:?}: the prompt has no tokens; it needs at least one")]

@@ -5,7 +5,7 @@
 //! is given back to be answered, so no request is ever left without an end.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crossbeam::channel::Sender;
 use slicescheduler_executor::cpu_world::Waker;
@@ -13,14 +13,14 @@ use slicescheduler_gmg::id::TenantId;
 use slicescheduler_gmg::units::Nanos;
 
 use crate::driver::RequestError;
-use crate::serve::mailbox::Mailbox;
+use crate::serve::mailbox::{Name, Recipient};
 use crate::serve::{Request, ServeError, Status};
 
 /// What other threads tell the loop.
 #[derive(Debug)]
 pub(super) enum Message {
     Submit(Submission),
-    Cancel(Arc<Mailbox>),
+    Cancel(Name),
     Report(Sender<Status>),
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Submission {
     pub(super) tenant: TenantId,
     pub(super) arrival: Nanos,
     pub(super) request: Request,
-    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) recipient: Recipient,
 }
 
 #[derive(Debug)]

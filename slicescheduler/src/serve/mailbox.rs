@@ -1,33 +1,64 @@
-//! Where the tokens of one answer wait for whoever asked.
+//! Where the pieces of one answer wait for whoever asked: tokens, or a single vector.
 //!
-//! A mailbox holds at most as many tokens as the answer may have, so whoever fills it never waits.
+//! A mailbox holds at most as many pieces as the answer may have, so whoever fills it never waits.
 //! What must stay true: an end is set once, and nothing comes after it; whoever waits is told of
-//! every token and of the end.
+//! every piece and of the end.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use slicescheduler_gmg::id::RequestId;
-use slicescheduler_gmg::units::Nanos;
 
 use crate::driver::RequestError;
-use crate::serve::Token;
+use crate::serve::{Embedding, Token};
 
-/// The next token, an error, or the end.
-pub(super) type Next = Option<Result<Token, RequestError>>;
+/// The next piece, an error, or the end.
+pub(super) type Next<T> = Option<Result<T, RequestError>>;
 
-#[derive(Debug, Default)]
-pub(super) struct Mailbox {
-    /// Set by the loop when it enters the request.
-    pub(super) request: OnceLock<RequestId>,
-    contents: Mutex<Contents>,
+/// A request's name in the graph, once the loop has entered it.
+pub(super) type Name = Arc<OnceLock<RequestId>>;
+
+/// Where the answer to a request goes.
+#[derive(Clone, Debug)]
+pub(super) enum Recipient {
+    Tokens(Arc<Mailbox<Token>>),
+    Embedding(Arc<Mailbox<Embedding>>),
+}
+
+impl Recipient {
+    pub(super) fn name(&self) -> &Name {
+        match self {
+            Self::Tokens(mailbox) => &mailbox.name,
+            Self::Embedding(mailbox) => &mailbox.name,
+        }
+    }
+
+    pub(super) fn end(&self, end: Result<(), RequestError>) {
+        match self {
+            Self::Tokens(mailbox) => mailbox.end(end),
+            Self::Embedding(mailbox) => mailbox.end(end),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Mailbox<T> {
+    pub(super) name: Name,
+    contents: Mutex<Contents<T>>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct Contents {
-    tokens: VecDeque<Token>,
+impl<T> Default for Mailbox<T> {
+    fn default() -> Self {
+        let contents = Contents { pieces: VecDeque::new(), produced: 0, end: None, abandoned: false, waker: None };
+        Self { name: Name::default(), contents: Mutex::new(contents), changed: Condvar::new() }
+    }
+}
+
+#[derive(Debug)]
+struct Contents<T> {
+    pieces: VecDeque<T>,
     produced: u32,
     end: Option<Result<(), RequestError>>,
     /// Nobody will look any more.
@@ -35,10 +66,10 @@ struct Contents {
     waker: Option<Waker>,
 }
 
-impl Contents {
-    fn next(&mut self) -> Poll<Next> {
-        if let Some(token) = self.tokens.pop_front() {
-            return Poll::Ready(Some(Ok(token)));
+impl<T> Contents<T> {
+    fn next(&mut self) -> Poll<Next<T>> {
+        if let Some(piece) = self.pieces.pop_front() {
+            return Poll::Ready(Some(Ok(piece)));
         }
         match &mut self.end {
             None => Poll::Pending,
@@ -47,13 +78,13 @@ impl Contents {
     }
 }
 
-impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Contents> {
+impl<T> Mailbox<T> {
+    fn lock(&self) -> MutexGuard<'_, Contents<T>> {
         // Nothing panics while it is held, and every change leaves it whole.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Contents)) {
+    fn change(&self, change: impl FnOnce(&mut Contents<T>)) {
         let mut contents = self.lock();
         if contents.end.is_some() {
             return;
@@ -67,12 +98,13 @@ impl Mailbox {
         }
     }
 
-    pub(super) fn push(&self, id: u32, at: Nanos) {
+    /// Adds the piece that `make` makes of its place in the answer.
+    pub(super) fn push(&self, make: impl FnOnce(u32) -> T) {
         self.change(|contents| {
             let index = contents.produced;
             contents.produced += 1;
             if !contents.abandoned {
-                contents.tokens.push_back(Token { id, index, at });
+                contents.pieces.push_back(make(index));
             }
         });
     }
@@ -84,16 +116,16 @@ impl Mailbox {
     /// True if there is something to take.
     pub(super) fn has_next(&self) -> bool {
         let contents = self.lock();
-        !contents.tokens.is_empty() || contents.end.is_some()
+        !contents.pieces.is_empty() || contents.end.is_some()
     }
 
     /// What is there, without waiting.
-    pub(super) fn try_next(&self) -> Poll<Next> {
+    pub(super) fn try_next(&self) -> Poll<Next<T>> {
         self.lock().next()
     }
 
     /// What comes next.
-    pub(super) fn wait(&self) -> Next {
+    pub(super) fn wait(&self) -> Next<T> {
         let mut contents = self.lock();
         loop {
             match contents.next() {
@@ -104,7 +136,7 @@ impl Mailbox {
     }
 
     /// What is there, or a promise to wake.
-    pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<Next> {
+    pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<Next<T>> {
         let mut contents = self.lock();
         let next = contents.next();
         if next.is_pending() {
@@ -118,16 +150,22 @@ impl Mailbox {
         let mut contents = self.lock();
         contents.abandoned = true;
         contents.waker = None;
-        contents.tokens = VecDeque::new();
+        contents.pieces = VecDeque::new();
         contents.end.is_none()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use slicescheduler_gmg::units::Nanos;
+
     use super::*;
 
-    fn id(next: Poll<Next>) -> Option<u32> {
+    fn push(mailbox: &Mailbox<Token>, id: u32) {
+        mailbox.push(|index| Token { id, index, at: Nanos::ZERO });
+    }
+
+    fn id(next: Poll<Next<Token>>) -> Option<u32> {
         match next {
             Poll::Ready(Some(Ok(token))) => Some(token.id),
             _ => None,
@@ -136,13 +174,13 @@ mod tests {
 
     #[test]
     fn tokens_come_in_order_then_the_error_once_then_nothing() {
-        let mailbox = Mailbox::default();
+        let mailbox = Mailbox::<Token>::default();
         assert!(mailbox.try_next().is_pending());
-        mailbox.push(7, Nanos(1));
-        mailbox.push(9, Nanos(2));
+        push(&mailbox, 7);
+        push(&mailbox, 9);
         mailbox.end(Err(RequestError::ShutDown));
         mailbox.end(Ok(()));
-        mailbox.push(11, Nanos(3));
+        push(&mailbox, 11);
         assert_eq!((id(mailbox.try_next()), id(mailbox.try_next())), (Some(7), Some(9)));
         assert_eq!(mailbox.try_next(), Poll::Ready(Some(Err(RequestError::ShutDown))));
         assert_eq!(mailbox.try_next(), Poll::Ready(None));
@@ -152,7 +190,6 @@ mod tests {
 
     #[test]
     fn a_waiting_task_is_woken_once_per_promise() {
-        use std::sync::Arc;
         use std::sync::atomic::{AtomicU32, Ordering};
 
         #[derive(Default)]
@@ -163,12 +200,12 @@ mod tests {
             }
         }
 
-        let (mailbox, count) = (Mailbox::default(), Arc::new(Count::default()));
+        let (mailbox, count) = (Mailbox::<Token>::default(), Arc::new(Count::default()));
         let waker = Waker::from(count.clone());
         let mut context = Context::from_waker(&waker);
         assert!(mailbox.poll(&mut context).is_pending());
-        mailbox.push(1, Nanos::ZERO);
-        mailbox.push(2, Nanos::ZERO);
+        push(&mailbox, 1);
+        push(&mailbox, 2);
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert_eq!(id(mailbox.poll(&mut context)), Some(1));
         assert_eq!(id(mailbox.poll(&mut context)), Some(2));
@@ -180,10 +217,10 @@ mod tests {
 
     #[test]
     fn an_abandoned_mailbox_keeps_nothing() {
-        let mailbox = Mailbox::default();
-        mailbox.push(1, Nanos::ZERO);
+        let mailbox = Mailbox::<Token>::default();
+        push(&mailbox, 1);
         assert!(mailbox.abandon());
-        mailbox.push(2, Nanos::ZERO);
+        push(&mailbox, 2);
         assert!(mailbox.try_next().is_pending());
     }
 }

@@ -12,9 +12,10 @@ use slicescheduler_gmg::units::Nanos;
 use slicescheduler_scheduler::batching::Completed;
 
 use crate::driver::{Driver, DriverError, Lost, RequestError};
+use crate::learned::Learned;
 use crate::serve::inbox::{Inbox, Message, Submission};
-use crate::serve::mailbox::Mailbox;
-use crate::serve::{Request, Status};
+use crate::serve::mailbox::Recipient;
+use crate::serve::{Embedding, Request, Status, Token};
 
 /// The longest wait for a world in which nothing happens.
 pub(super) const LONG: Nanos = Nanos::secs(3600);
@@ -24,6 +25,9 @@ pub(crate) trait TokenWorld: World {
     /// Enters the prompt of a request that is about to be submitted, and when its answer ends.
     fn enter(&mut self, request: RequestId, asked: &Request) -> Result<(), WorldError>;
 
+    /// The vector of a request to an encoder, once it is computed.
+    fn vector(&self, request: RequestId) -> Option<Arc<[f32]>>;
+
     /// A request has ended.
     fn leave(&mut self, request: RequestId);
 }
@@ -32,6 +36,10 @@ impl TokenWorld for CpuWorld {
     fn enter(&mut self, request: RequestId, asked: &Request) -> Result<(), WorldError> {
         self.prompt(request, &asked.prompt, asked.max_tokens, asked.stop_at)?;
         Ok(self.choose(request, asked.sampling)?)
+    }
+
+    fn vector(&self, request: RequestId) -> Option<Arc<[f32]>> {
+        self.embedding(request)
     }
 
     fn leave(&mut self, request: RequestId) {
@@ -44,8 +52,9 @@ pub(crate) struct Service<W: TokenWorld> {
     driver: Driver<W>,
     clock: Arc<dyn Clock>,
     inbox: Arc<Inbox>,
-    answers: HashMap<RequestId, Arc<Mailbox>>,
+    answers: HashMap<RequestId, Recipient>,
     observer: Box<dyn Observer + Send>,
+    learned: Learned,
     /// Why the loop cannot go on.
     failure: Option<RequestError>,
     messages: VecDeque<Message>,
@@ -60,13 +69,15 @@ impl<W: TokenWorld> Service<W> {
         observer: Box<dyn Observer + Send>,
         waker: Waker,
         limit: usize,
+        learned: Learned,
     ) -> Self {
         Self {
             driver,
             clock,
             inbox: Arc::new(Inbox::new(waker, limit)),
             answers: HashMap::new(),
-            observer,
+            observer: Box::new(learned.clone().before(observer)),
+            learned,
             failure: None,
             messages: VecDeque::new(),
             completed: Vec::new(),
@@ -88,7 +99,7 @@ impl<W: TokenWorld> Service<W> {
     }
 
     pub(super) fn status(&self) -> Status {
-        Status::of(&self.driver, self.inbox.under_way(), self.clock.now())
+        Status::of(&self.driver, self.learned.predictions(), self.inbox.under_way(), self.clock.now())
     }
 
     /// Makes passes until the inbox is asked to close, or the world breaks.
@@ -139,8 +150,8 @@ impl<W: TokenWorld> Service<W> {
     fn obey(&mut self, message: Message) -> Result<(), DriverError> {
         match message {
             Message::Submit(submission) => self.enter(submission),
-            Message::Cancel(mailbox) => {
-                let Some(&request) = mailbox.request.get() else { return Ok(()) };
+            Message::Cancel(name) => {
+                let Some(&request) = name.get() else { return Ok(()) };
                 let mut delivery = Delivery { answers: &self.answers, observer: &mut *self.observer };
                 self.driver.cancel(request, &mut delivery)
             }
@@ -153,13 +164,13 @@ impl<W: TokenWorld> Service<W> {
     }
 
     fn enter(&mut self, submission: Submission) -> Result<(), DriverError> {
-        let Submission { tenant, arrival, request, mailbox } = submission;
+        let Submission { tenant, arrival, request, recipient } = submission;
         let id = self.driver.gmg().next_request_id();
         let prompt = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
         let max_output = request.max_tokens;
-        // Set for the first time: a mailbox is submitted once.
-        let _ = mailbox.request.set(id);
-        self.answers.insert(id, mailbox);
+        // Set for the first time: a recipient is submitted once.
+        let _ = recipient.name().set(id);
+        self.answers.insert(id, recipient);
         self.driver.world_mut().enter(id, &request)?;
         let mut delivery = Delivery { answers: &self.answers, observer: &mut *self.observer };
         self.driver.submit(NewRequest { tenant, arrival, prompt, max_output }, &mut delivery)?;
@@ -170,14 +181,17 @@ impl<W: TokenWorld> Service<W> {
     fn settle(&mut self) {
         self.driver.take_completed(&mut self.completed);
         self.driver.take_lost(&mut self.lost);
-        let completed = self.completed.drain(..).map(|completed| (completed.request, Ok(())));
+        let completed = self.completed.drain(..).map(|completed| (completed.request, Ok(completed.last_token)));
         let lost = self.lost.drain(..).map(|lost| (lost.request, Err(lost.reason)));
         for (request, end) in completed.chain(lost) {
+            let vector = self.driver.world().vector(request);
             self.driver.world_mut().leave(request);
-            if let Some(mailbox) = self.answers.remove(&request) {
-                self.inbox.ended();
-                mailbox.end(end);
+            let Some(recipient) = self.answers.remove(&request) else { continue };
+            self.inbox.ended();
+            if let (Recipient::Embedding(mailbox), Ok(at), Some(vector)) = (&recipient, &end, vector) {
+                mailbox.push(|_| Embedding { vector, at: *at });
             }
+            recipient.end(end.map(drop));
         }
     }
 }
@@ -193,18 +207,18 @@ impl<W: TokenWorld> Drop for Service<W> {
         let not_taken = self.inbox.close(reason.clone());
         for message in self.messages.drain(..).chain(not_taken) {
             if let Message::Submit(submission) = message {
-                submission.mailbox.end(Err(reason.clone()));
+                submission.recipient.end(Err(reason.clone()));
             }
         }
-        for mailbox in self.answers.values() {
-            mailbox.end(Err(reason.clone()));
+        for recipient in self.answers.values() {
+            recipient.end(Err(reason.clone()));
         }
     }
 }
 
 /// Brings tokens to those who wait for them, before anything is decided on the event.
 struct Delivery<'a> {
-    answers: &'a HashMap<RequestId, Arc<Mailbox>>,
+    answers: &'a HashMap<RequestId, Recipient>,
     observer: &'a mut dyn Observer,
 }
 
@@ -212,8 +226,8 @@ impl Observer for Delivery<'_> {
     fn on_event(&mut self, event: &Event, view: View<'_>) {
         if let Event::Finished { tokens, at, .. } = event {
             for (request, token) in tokens {
-                if let Some(mailbox) = self.answers.get(request) {
-                    mailbox.push(*token, *at);
+                if let Some(Recipient::Tokens(mailbox)) = self.answers.get(request) {
+                    mailbox.push(|index| Token { id: *token, index, at: *at });
                 }
             }
         }

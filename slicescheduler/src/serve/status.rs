@@ -10,9 +10,10 @@ use slicescheduler_gmg::{Gmg, GmgView};
 use slicescheduler_scheduler::batching::ReplicaState;
 
 use crate::driver::{Counters, Driver};
+use crate::learned::Predictions;
 
 /// How a scheduler is doing between two passes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Status {
     /// When, by its clock.
@@ -25,6 +26,8 @@ pub struct Status {
     pub devices: Vec<DeviceStatus>,
     /// Counts of what should be rare.
     pub counters: Counters,
+    /// How true forecasts of times have been.
+    pub predictions: Predictions,
 }
 
 /// How a tenant is doing.
@@ -60,7 +63,7 @@ pub struct DeviceStatus {
 }
 
 impl Status {
-    pub(super) fn of<W: World>(driver: &Driver<W>, under_way: usize, now: Nanos) -> Self {
+    pub(super) fn of<W: World>(driver: &Driver<W>, predictions: Predictions, under_way: usize, now: Nanos) -> Self {
         let view = driver.gmg().view();
         let tenants = view.tenants().iter().zip(driver.batching()).map(|(tenant, batcher)| TenantStatus {
             name: tenant.name.clone(),
@@ -69,7 +72,8 @@ impl Status {
         });
         let count = view.cluster().devices().len() as u32;
         let devices = (0..count).map(DeviceId).filter_map(|device| DeviceStatus::of(driver.gmg(), device));
-        Self { now, under_way, tenants: tenants.collect(), devices: devices.collect(), counters: driver.counters() }
+        let (tenants, devices) = (tenants.collect(), devices.collect());
+        Self { now, under_way, tenants, devices, counters: driver.counters(), predictions }
     }
 }
 

@@ -49,7 +49,7 @@ impl Stepped {
     }
 
     /// A pass, unless meanwhile somebody else's brought what is waited for.
-    pub(super) fn pass_for(&self, mailbox: &Mailbox) {
+    pub(super) fn pass_for<T>(&self, mailbox: &Mailbox<T>) {
         let mut service = self.lock();
         let Some(running) = &mut *service else { return };
         if mailbox.has_next() {

@@ -10,6 +10,7 @@
     reason = "a test may fail by them, in its helpers too"
 )]
 
+mod minilm;
 mod smollm2;
 
 use std::path::{Path, PathBuf};

@@ -4,6 +4,7 @@
 
 mod answers;
 mod building;
+mod embeddings;
 mod endings;
 mod refusals;
 mod rig;

@@ -11,8 +11,9 @@ use slicescheduler::scheduler::{IdlePriority, SliceFill, SliceFillOptions, Stati
 #[derive(Debug, Parser)]
 #[command(version, about)]
 pub(crate) struct Arguments {
-    /// A tenant and its model: NAME=MODEL or NAME=MODEL,best-effort. A model is `smollm2` (see --models), `tiny`
-    /// (random, no download), or a path to a .gguf file. Give it once per tenant; each gets a device.
+    /// A tenant and its model: NAME=MODEL or NAME=MODEL,best-effort. A model is `smollm2` or `minilm` (see
+    /// --models), `tiny` (random, no download), or a path to a .gguf file or to the folder of an encoder. Give it
+    /// once per tenant; each gets a device.
     #[arg(long = "tenant", value_name = "NAME=MODEL", required = true, value_parser = wish)]
     pub(crate) tenants: Vec<Wish>,
     /// Folder that scripts/fetch-models fills.
@@ -24,10 +25,16 @@ pub(crate) struct Arguments {
     /// Requests per second of each latency-sensitive tenant; best-effort ones have a backlog.
     #[arg(long, value_name = "RATE", default_value_t = 0.5, value_parser = rate)]
     pub(crate) load: f64,
+    /// Requests that arrive together; bursts are rarer by as much.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) burst: u32,
     /// How long requests arrive, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub(crate) duration: Duration,
-    /// Ask the first tenant this, stream its answer, and end.
+    /// Run the load twice, first with containers apart, and compare tokens and answers.
+    #[arg(long, conflicts_with = "prompt")]
+    pub(crate) compare: bool,
+    /// Ask the first tenant this, print its answer, and end.
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: Option<String>,
     /// Tokens of an answer at most.

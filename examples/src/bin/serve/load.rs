@@ -1,13 +1,13 @@
 //! A load: latency-sensitive tenants are asked at random times, best-effort ones always have work.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use slicescheduler::gmg::units::Nanos;
-use slicescheduler::text::Message;
-use slicescheduler::{Answer, Request, SliceScheduler};
+use slicescheduler::{Answer, PendingEmbedding, Request, SliceScheduler};
 
 use super::arguments::Arguments;
 use super::tenant::Served;
@@ -35,18 +35,44 @@ struct Fared {
     output_tokens: u64,
     first: Vec<Nanos>,
     pace: Vec<Nanos>,
+    /// Tokens, in and out, of requests that completed while others arrived.
+    in_window: u64,
+    /// Of every request that completed, by its number, a hash of the answer.
+    answers: HashMap<usize, u64>,
 }
 
 /// How all fared.
 pub(crate) struct Outcome {
     tenants: Vec<(String, Fared)>,
     lasted: Duration,
+    window: Duration,
+}
+
+impl Outcome {
+    /// Tokens per second, in and out, of requests that completed while others arrived.
+    pub(crate) fn throughput(&self) -> f64 {
+        self.tenants.iter().map(|(_, fared)| fared.in_window).sum::<u64>() as f64 / self.window.as_secs_f64()
+    }
+
+    /// How many answers equal those of `other` to the same requests, and how many there are to both.
+    pub(crate) fn same_answers(&self, other: &Self) -> (usize, usize) {
+        let both = self.tenants.iter().zip(&other.tenants).flat_map(|((_, one), (_, other))| {
+            one.answers.iter().filter_map(|(number, answer)| Some(answer == other.answers.get(number)?))
+        });
+        both.fold((0, 0), |(same, all), equal| (same + usize::from(equal), all + 1))
+    }
 }
 
 struct Asked {
     at: Nanos,
+    number: usize,
     prompt: usize,
-    answer: Answer,
+    answer: Awaited,
+}
+
+enum Awaited {
+    Tokens(Answer),
+    Vector(PendingEmbedding),
 }
 
 /// Runs the load; returns when every answer of a latency-sensitive tenant is there.
@@ -54,6 +80,7 @@ pub(crate) fn run(slices: &SliceScheduler, served: &[Served], arguments: &Argume
     let prompts = served.iter().map(prompts).collect::<Result<Vec<_>, _>>()?;
     let start = Instant::now();
     let end = start + arguments.duration;
+    let window = slices.now() + Nanos::from(arguments.duration);
     let fared = thread::scope(|scope| {
         let threads: Vec<_> = served
             .iter()
@@ -61,10 +88,15 @@ pub(crate) fn run(slices: &SliceScheduler, served: &[Served], arguments: &Argume
             .zip(0u64..)
             .map(|((tenant, prompts), index)| {
                 let seed = arguments.seed.wrapping_mul(0x9e37_79b9).wrapping_add(index);
-                let asker = Asker { slices, tenant, prompts, max_tokens: arguments.max_tokens, random: seed, asked: 0 };
-                scope.spawn(
-                    move || if tenant.best_effort { asker.backlog(end) } else { asker.arrivals(end, arguments.load) },
-                )
+                let max_tokens = arguments.max_tokens;
+                let asker = Asker { slices, tenant, prompts, max_tokens, window, random: seed, asked: 0 };
+                scope.spawn(move || {
+                    if tenant.best_effort {
+                        asker.backlog(end)
+                    } else {
+                        asker.arrivals(end, arguments.load, arguments.burst)
+                    }
+                })
             })
             .collect();
         let ended = |thread: thread::ScopedJoinHandle<'_, Result<Fared, String>>| {
@@ -73,15 +105,14 @@ pub(crate) fn run(slices: &SliceScheduler, served: &[Served], arguments: &Argume
         threads.into_iter().map(ended).collect::<Result<Vec<_>, String>>()
     })?;
     let names = served.iter().map(|tenant| tenant.name.clone());
-    Ok(Outcome { tenants: names.zip(fared).collect(), lasted: start.elapsed() })
+    Ok(Outcome { tenants: names.zip(fared).collect(), lasted: start.elapsed(), window: arguments.duration })
 }
 
 fn prompts(tenant: &Served) -> Result<Vec<Vec<u32>>, Failure> {
-    let Some(tokenizer) = &tenant.tokenizer else {
+    if tenant.tokenizer.is_none() {
         return Ok((1..7).map(|length| (0..length * 8).collect()).collect());
-    };
-    let prompt = |question: &&str| Ok(tokenizer.encode(&tokenizer.chat(&[Message::user(*question)])?)?);
-    QUESTIONS.iter().map(prompt).collect()
+    }
+    QUESTIONS.iter().map(|question| tenant.prompt(question)).collect()
 }
 
 struct Asker<'a> {
@@ -89,33 +120,42 @@ struct Asker<'a> {
     tenant: &'a Served,
     prompts: &'a [Vec<u32>],
     max_tokens: u32,
+    /// When requests no longer arrive.
+    window: Nanos,
     random: u64,
     asked: usize,
 }
 
 impl Asker<'_> {
     fn ask(&mut self) -> Result<Asked, String> {
-        let prompt = &self.prompts[self.asked % self.prompts.len()];
+        let number = self.asked;
+        let prompt = &self.prompts[number % self.prompts.len()];
         self.asked += 1;
-        let request = Request::prompt_tokens(prompt).max_tokens(self.max_tokens);
-        let at = self.slices.now();
-        let answer = self.slices.submit(&self.tenant.name, request).map_err(|error| error.to_string())?;
-        Ok(Asked { at, prompt: prompt.len(), answer })
+        let (name, at) = (&self.tenant.name, self.slices.now());
+        let answer = if self.tenant.is_encoder() {
+            self.slices.embed(name, prompt).map(Awaited::Vector)
+        } else {
+            let request = Request::prompt_tokens(prompt).max_tokens(self.max_tokens);
+            self.slices.submit(name, request).map(Awaited::Tokens)
+        };
+        Ok(Asked { at, number, prompt: prompt.len(), answer: answer.map_err(|error| error.to_string())? })
     }
 
-    /// Asks with exponential times in between, whatever has been answered.
-    fn arrivals(mut self, end: Instant, rate: f64) -> Result<Fared, String> {
+    /// Asks bursts of requests with exponential times in between, whatever has been answered.
+    fn arrivals(mut self, end: Instant, rate: f64, burst: u32) -> Result<Fared, String> {
         let (mut asked, mut next) = (Vec::new(), Instant::now());
         loop {
-            next += Duration::from_secs_f64(-self.uniform().ln() / rate);
+            next += Duration::from_secs_f64(-self.uniform().ln() * f64::from(burst) / rate);
             if next >= end {
                 break;
             }
             thread::sleep(next.saturating_duration_since(Instant::now()));
-            asked.push(self.ask()?);
+            for _ in 0..burst {
+                asked.push(self.ask()?);
+            }
         }
         let mut fared = Fared::default();
-        asked.into_iter().for_each(|asked| fared.take(asked));
+        asked.into_iter().for_each(|asked| fared.take(asked, self.window));
         Ok(fared)
     }
 
@@ -127,7 +167,7 @@ impl Asker<'_> {
                 asked.push_back(self.ask()?);
             }
             if let Some(oldest) = asked.pop_front() {
-                fared.take(oldest);
+                fared.take(oldest, self.window);
             }
         }
         fared.unfinished += asked.len() as u32;
@@ -146,20 +186,40 @@ impl Asker<'_> {
 
 impl Fared {
     /// Waits for an answer and counts it.
-    fn take(&mut self, asked: Asked) {
+    fn take(&mut self, asked: Asked, window: Nanos) {
         let (mut count, mut first, mut last) = (0u32, Nanos::ZERO, Nanos::ZERO);
-        for token in asked.answer {
-            let Ok(token) = token else {
-                self.unfinished += 1;
-                return;
-            };
-            first = if count == 0 { token.at } else { first };
-            last = token.at;
-            count += 1;
+        let mut hash = DefaultHasher::new();
+        match asked.answer {
+            Awaited::Tokens(answer) => {
+                for token in answer {
+                    let Ok(token) = token else {
+                        self.unfinished += 1;
+                        return;
+                    };
+                    first = if count == 0 { token.at } else { first };
+                    last = token.at;
+                    token.id.hash(&mut hash);
+                    count += 1;
+                }
+            }
+            Awaited::Vector(pending) => match pending.wait() {
+                Ok(embedding) => {
+                    (first, last) = (embedding.at, embedding.at);
+                    embedding.vector.iter().for_each(|x| x.to_bits().hash(&mut hash));
+                }
+                Err(_) => {
+                    self.unfinished += 1;
+                    return;
+                }
+            },
         }
         self.completed += 1;
         self.prompt_tokens += asked.prompt as u64;
         self.output_tokens += u64::from(count);
+        if last <= window {
+            self.in_window += asked.prompt as u64 + u64::from(count);
+        }
+        self.answers.insert(asked.number, hash.finish());
         self.first.push(first - asked.at);
         if count > 1 {
             self.pace.push(Nanos((last - first).0 / u64::from(count - 1)));
@@ -185,7 +245,7 @@ impl fmt::Display for Outcome {
         writeln!(
             f,
             "{:<14} {:>8} {:>10} {:>8} {:>8} {:>9} {:>19} {:>15}",
-            "tenant", "answered", "unfinished", "tokens", "in", "tokens/s", "first token", "per token"
+            "tenant", "answered", "unfinished", "tokens", "in", "tokens/s", "answer begins", "per token"
         )?;
         for (name, fared) in &self.tenants {
             let all = fared.prompt_tokens + fared.output_tokens;

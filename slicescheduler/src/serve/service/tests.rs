@@ -8,6 +8,7 @@ use slicescheduler_scheduler::StaticContainers;
 
 use super::*;
 use crate::model::Llama;
+use crate::serve::mailbox::Mailbox;
 use crate::serve::{Request, SliceScheduler};
 
 /// CPU lanes, of which a device goes when it is first given work.
@@ -50,6 +51,10 @@ impl TokenWorld for Breaking {
         self.lanes.enter(request, asked)
     }
 
+    fn vector(&self, request: RequestId) -> Option<Arc<[f32]>> {
+        self.lanes.vector(request)
+    }
+
     fn leave(&mut self, request: RequestId) {
         self.lanes.leave(request);
     }
@@ -66,16 +71,17 @@ fn service(device: Option<u32>, broken: bool) -> Service<Breaking> {
     builder.service(|lanes| Breaking { lanes, device, hangs: false, broken }).unwrap().0
 }
 
-fn submit(service: &Service<Breaking>, tenant: u32) -> Arc<Mailbox> {
+fn submit(service: &Service<Breaking>, tenant: u32) -> Arc<Mailbox<Token>> {
     let mailbox = Arc::new(Mailbox::default());
     let request = Request::prompt_tokens(&[3, 1, 4, 1, 5]).max_tokens(6);
-    let submission = Submission { tenant: TenantId(tenant), arrival: Nanos::ZERO, request, mailbox: mailbox.clone() };
+    let recipient = Recipient::Tokens(mailbox.clone());
+    let submission = Submission { tenant: TenantId(tenant), arrival: Nanos::ZERO, request, recipient };
     service.inbox().submit(submission).unwrap();
     mailbox
 }
 
 /// Tokens and the error, if there is one, of an answer that has ended.
-fn answer(mailbox: &Mailbox) -> (Vec<u32>, Option<RequestError>) {
+fn answer(mailbox: &Mailbox<Token>) -> (Vec<u32>, Option<RequestError>) {
     let mut tokens = Vec::new();
     loop {
         match mailbox.try_next() {
