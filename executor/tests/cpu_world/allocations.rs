@@ -45,7 +45,7 @@ fn operators_allocate_nothing_once_their_lane_has_run_as_much_before() {
     let kernels = instead_of_all(Arc::new(counted.clone()));
     let options = CpuWorldOptions { kernels, ..CpuWorldOptions::default() };
     let mut rig = Rig::of(&DenseSpec::tiny().with_dtype(DType::Q8_0), options, &StdThreads).unwrap();
-    let mut run = |rig: &mut Rig| {
+    let run = |rig: &mut Rig| {
         let request = rig.request(0, &prompt(1, 40), 8);
         rig.run_alone(request);
         let [operators, allocations] = &*counted.0;

@@ -52,8 +52,9 @@ fn solve(subset: u32, mut matrix: [[f64; WORK]; WORK], mut right: [f64; WORK]) -
         }
         for other in (0..WORK).filter(|&other| is_in(other) && other != i) {
             let factor = matrix[other][i] / matrix[i][i];
-            for column in 0..WORK {
-                matrix[other][column] -= factor * matrix[i][column];
+            let pivot = matrix[i];
+            for (entry, above) in matrix[other].iter_mut().zip(pivot) {
+                *entry -= factor * above;
             }
             right[other] -= factor * right[i];
         }
