@@ -3,7 +3,8 @@
 //! [`TaskGraph::compile`] gives the tasks new labels in a topological order and stores the edges as
 //! one array of successors. One owner then runs the tasks in label order, which costs nothing per
 //! edge; several workers share a run by counting down the predecessors of each task
-//! ([`ParallelRunner`]). 9 bytes per task and 4 per edge, 2 more per task for parallel runs.
+//! ([`ParallelRunner`]). 9 bytes per task and 4 per edge, 4 more per task without predecessor, 2 more per task
+//! for parallel runs.
 
 mod compile;
 mod countdown;
@@ -22,7 +23,7 @@ const WIDE: u8 = u8::MAX;
 /// Tasks `0..tasks` and what must come before what, ready to be run.
 #[derive(Clone, Debug)]
 pub struct TaskGraph {
-    /// Task per label; labels are a topological order, tasks without predecessor come first.
+    /// Task per label; labels are a topological order.
     tasks: Vec<u32>,
     /// Where in `successors` each label's begin, and at last where they end.
     starts: Vec<u32>,
@@ -32,8 +33,8 @@ pub struct TaskGraph {
     predecessors: Vec<u8>,
     /// Labels whose count is [`WIDE`], ascending, with the number of their predecessors.
     wide: Vec<(u32, u32)>,
-    /// Labels without predecessor.
-    roots: u32,
+    /// Labels without predecessor, ascending.
+    roots: Vec<u32>,
 }
 
 impl TaskGraph {

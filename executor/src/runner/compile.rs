@@ -5,8 +5,7 @@ use crate::error::{ExecutorError, Result};
 
 impl TaskGraph {
     /// Compiles a graph of `tasks` tasks with edges `(before, after)`; an edge may be given twice.
-    /// O(tasks + edges); fastest when every edge goes from a lower to a higher task, because their
-    /// order then needs no search.
+    /// O(tasks + edges).
     ///
     /// ```
     /// use slicescheduler_executor::runner::TaskGraph;
@@ -32,11 +31,11 @@ impl TaskGraph {
             return Err(ExecutorError::TooManyTasks { tasks, limit: SOLE });
         }
         let rows = Rows::of(tasks, edges)?;
-        let order = if rows.ascending { rows.ascending_order() } else { rows.kahn_order()? };
+        let Ordered { tasks: order, starts, mut successors } = rows.ordered()?;
         let count = tasks as usize;
         let mut labels = vec![0u32; count];
         let mut predecessors = Vec::with_capacity(count);
-        let mut wide = Vec::new();
+        let (mut wide, mut roots) = (Vec::new(), Vec::new());
         for (label, &task) in (0..).zip(&order) {
             let before = rows.predecessors[task as usize];
             // An entry is the label and whether anything has to be counted, so that relabelling reads
@@ -47,17 +46,20 @@ impl TaskGraph {
                 wide.push((label, before));
             }
             predecessors.push(byte);
+            roots.extend((before == 0).then_some(label));
         }
-        let roots = order.iter().take_while(|&&task| rows.predecessors[task as usize] == 0).count() as u32;
-        let mut starts = Vec::with_capacity(count + 1);
-        let mut successors = Vec::with_capacity(edges.len());
-        starts.push(0);
-        for &task in &order {
-            successors.extend(rows.row(task).iter().map(|&after| labels[after as usize]));
-            starts.push(successors.len() as u32);
+        for entry in &mut successors {
+            *entry = labels[*entry as usize];
         }
         Ok(Self { tasks: order, starts, successors, predecessors, wide, roots })
     }
+}
+
+/// Tasks in a topological order, and in the same order the tasks behind each.
+struct Ordered {
+    tasks: Vec<u32>,
+    starts: Vec<u32>,
+    successors: Vec<u32>,
 }
 
 /// The edges by the task that they leave.
@@ -66,8 +68,6 @@ struct Rows {
     targets: Vec<u32>,
     /// How many edges enter each task.
     predecessors: Vec<u32>,
-    /// Every edge goes from a lower to a higher task.
-    ascending: bool,
 }
 
 impl Rows {
@@ -77,14 +77,12 @@ impl Rows {
         // end: to where the next one begins.
         let mut starts = vec![0u32; count + 2];
         let mut predecessors = vec![0u32; count];
-        let mut ascending = true;
         for (edge, &(before, after)) in edges.iter().enumerate() {
             if before >= tasks || after >= tasks {
                 return Err(ExecutorError::UnknownTask { edge, task: before.max(after), tasks });
             }
             starts[before as usize + 2] += 1;
             predecessors[after as usize] += 1;
-            ascending &= before < after;
         }
         let mut total = 0;
         for start in &mut starts {
@@ -97,7 +95,7 @@ impl Rows {
             targets[*next as usize] = after;
             *next += 1;
         }
-        Ok(Self { starts, targets, predecessors, ascending })
+        Ok(Self { starts, targets, predecessors })
     }
 
     fn row(&self, task: u32) -> &[u32] {
@@ -108,33 +106,40 @@ impl Rows {
         (0..).zip(&self.predecessors).filter(|&(_, &before)| before == 0).map(|(task, _)| task)
     }
 
-    /// The tasks' own order, those without predecessor first; topological if the edges ascend.
-    fn ascending_order(&self) -> Vec<u32> {
-        let mut order = Vec::with_capacity(self.predecessors.len());
-        order.extend(self.roots());
-        order.extend((0..).zip(&self.predecessors).filter(|&(_, &before)| before > 0).map(|(task, _)| task));
-        order
-    }
-
-    /// Kahn's algorithm (Communications of the ACM 5, 1962); the order is its queue.
-    fn kahn_order(&self) -> Result<Vec<u32>> {
+    /// The order in which one worker of a [`ParallelRunner`](super::ParallelRunner) comes to the tasks: on with the
+    /// first that a task makes ready, the others later, last in first out. So a run that nobody else works
+    /// on reads the graph from its start to its end. Otherwise Kahn's algorithm (Communications of the ACM 5,
+    /// 1962).
+    fn ordered(&self) -> Result<Ordered> {
         let mut left = self.predecessors.clone();
-        let mut order = Vec::with_capacity(left.len());
-        order.extend(self.roots());
-        let mut at = 0;
-        while let Some(&task) = order.get(at) {
-            for &next in self.row(task) {
-                let left = &mut left[next as usize];
-                *left -= 1;
-                if *left == 0 {
-                    order.push(next);
+        let mut tasks = Vec::with_capacity(left.len());
+        let mut starts = Vec::with_capacity(left.len() + 1);
+        let mut successors = Vec::with_capacity(self.targets.len());
+        let mut ready = Vec::new();
+        starts.push(0);
+        for root in self.roots() {
+            let mut next = Some(root);
+            while let Some(task) = next.take() {
+                let row = self.row(task);
+                tasks.push(task);
+                successors.extend_from_slice(row);
+                starts.push(successors.len() as u32);
+                for &after in row {
+                    let left = &mut left[after as usize];
+                    *left -= 1;
+                    if *left == 0 {
+                        match next {
+                            None => next = Some(after),
+                            Some(_) => ready.push(after),
+                        }
+                    }
                 }
+                next = next.or_else(|| ready.pop());
             }
-            at += 1;
         }
         match (0..).zip(&left).find(|&(_, &left)| left > 0) {
             Some((task, _)) => Err(ExecutorError::Cycle { task }),
-            None => Ok(order),
+            None => Ok(Ordered { tasks, starts, successors }),
         }
     }
 }

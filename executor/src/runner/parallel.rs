@@ -204,7 +204,7 @@ impl Run<'_> {
                     let arrive =
                         || if SHARED { countdowns.arrive(after, seen) } else { countdowns.arrive_alone(after) };
                     if entry & SOLE != 0 || arrive() {
-                        // The lowest label goes on, since what it needs lies next to what was just used.
+                        // The lowest label goes on: what it needs lies next to what was just used.
                         next = Some(match next {
                             None => after,
                             Some(other) => {
@@ -274,13 +274,13 @@ impl Run<'_> {
         if let Some(label) = seat.kept.pop().or_else(|| seat.offered.pop()) {
             return Some(label);
         }
-        let roots = self.runner.graph.roots;
-        if self.next_root.load(Ordering::Relaxed) < roots {
+        let roots = &self.runner.graph.roots;
+        if (self.next_root.load(Ordering::Relaxed) as usize) < roots.len() {
             // Passes the end by one grain per worker at most, far from where it would wrap.
-            let first = self.next_root.fetch_add(self.runner.grain, Ordering::Relaxed);
-            if first < roots {
-                let end = roots.min(first + self.runner.grain);
-                seat.kept.extend((first + 1..end).rev());
+            let first = self.next_root.fetch_add(self.runner.grain, Ordering::Relaxed) as usize;
+            let end = roots.len().min(first + self.runner.grain as usize);
+            if let Some((&first, others)) = roots.get(first..end).and_then(<[u32]>::split_first) {
+                seat.kept.extend(others.iter().rev());
                 return Some(first);
             }
         }
