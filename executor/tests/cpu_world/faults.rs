@@ -262,7 +262,7 @@ fn requests_end_in_tokens_or_in_an_error_under_random_faults() {
 }
 
 #[test]
-#[ignore = "a minute; .ci/full runs it"]
+#[ignore = "some seconds; .ci/full runs it"]
 fn a_million_operators_with_random_faults_leak_nothing() {
     soak(1_000_000);
 }
