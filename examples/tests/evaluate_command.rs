@@ -149,6 +149,7 @@ fn what_cannot_be_evaluated_is_refused_with_its_name() {
     assert!(refused(&folder, &[]).contains("two.toml: cannot be read"));
     fs::write(folder.join("suite.toml"), SUITE.replace("rates", "speeds")).unwrap();
     assert!(refused(&folder, &[]).contains("unknown field `speeds`"));
+    fs::remove_dir_all(folder.join("out")).unwrap();
     fs::write(folder.join("out"), "a file").unwrap();
     fs::write(folder.join("suite.toml"), SUITE).unwrap();
     assert!(refused(&folder, &[]).contains("out"));
