@@ -1,12 +1,15 @@
 //! Every request that is taken ends, and gives back what it had.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
 use slicescheduler::driver::RequestError;
+use slicescheduler::executor::cpu_world::CpuWorldOptions;
+use slicescheduler::executor::fault::{Fault, Faults, Point};
 use slicescheduler::gmg::View;
+use slicescheduler::gmg::id::DeviceId;
 use slicescheduler::gmg::plan::{Command, Event, Observer};
 use slicescheduler::gmg::units::{Bytes, Nanos};
 use slicescheduler::scheduler::policy::{Context, Policy};
@@ -50,6 +53,74 @@ fn memory_is_as_before_when_every_request_has_ended() {
     assert_eq!(in_use(&after), before);
     assert!(after.tenants.iter().all(|tenant| tenant.waiting + tenant.running == 0));
     assert_eq!(after.counters.divergences, 0);
+}
+
+/// One fault every so many operators of a device, from one operator on.
+#[derive(Debug)]
+struct Every {
+    fault: Fault,
+    device: DeviceId,
+    operators: u64,
+    so_far: AtomicU64,
+}
+
+impl Every {
+    fn lanes(fault: Fault, device: u32, operators: u64) -> CpuWorldOptions {
+        let every = Self { fault, device: DeviceId(device), operators, so_far: AtomicU64::new(0) };
+        CpuWorldOptions { faults: Some(Arc::new(every)), ..CpuWorldOptions::default() }
+    }
+}
+
+impl Faults for Every {
+    fn at(&self, point: Point) -> Option<Fault> {
+        let Point::Operator { lane, .. } = point else { return None };
+        let is_next = || (self.so_far.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(self.operators);
+        (lane.device == self.device && is_next()).then_some(self.fault)
+    }
+}
+
+/// Answers to requests of both tenants, `(tenant, what it is alone, what came, the error)`.
+fn answers(slices: &SliceScheduler, count: u32) -> Vec<(u32, Vec<u32>, Vec<u32>, Option<RequestError>)> {
+    let ask = |n: u32| slices.submit(TENANTS[n as usize % 2], Request::prompt_tokens(&prompt(n, 24)).max_tokens(8));
+    let answers: Vec<_> = (0..count).map(|n| ask(n).unwrap()).collect();
+    let ended = (0..).zip(answers).map(|(n, answer)| {
+        let (tokens, error) = collect(answer);
+        (n % 2, alone(TENANTS[n as usize % 2], &prompt(n, 24), 8), tokens, error)
+    });
+    ended.collect()
+}
+
+#[test]
+fn operators_that_fail_end_requests_with_errors_and_no_wrong_token() {
+    for fault in [Fault::Fails, Fault::Panics] {
+        let slices = two_tenants().lanes(Every::lanes(fault, 1, 97)).build_stepped().unwrap();
+        let before = in_use(&slices.status().unwrap());
+        let answers = answers(&slices, 24);
+        for (_, alone, tokens, error) in &answers {
+            match error {
+                None => assert_eq!(tokens, alone),
+                Some(RequestError::Failed(_)) => assert_eq!(*tokens, alone[..tokens.len()]),
+                Some(other) => panic!("{other}"),
+            }
+        }
+        assert!(answers.iter().any(|answer| answer.3.is_some()) && answers.iter().any(|answer| answer.3.is_none()));
+        let after = settle(&slices);
+        assert_eq!((in_use(&after), after.counters.divergences), (before, 0));
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_takes_its_tenant_along_and_nobody_else() {
+    let slices = two_tenants().lanes(Every::lanes(Fault::LosesDevice, 1, 60)).build_stepped().unwrap();
+    for (tenant, alone, tokens, error) in answers(&slices, 12) {
+        if tenant == 0 || error.is_none() {
+            assert_eq!((tokens, error), (alone, None));
+        } else {
+            assert_eq!(tokens, alone[..tokens.len()]);
+        }
+    }
+    let after = settle(&slices);
+    assert_eq!(after.devices.iter().map(|device| device.lost).collect::<Vec<_>>(), [false, true]);
 }
 
 #[test]
