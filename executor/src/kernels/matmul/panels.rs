@@ -177,7 +177,7 @@ impl OwnedPanels {
         Ok(Self { data, n, k })
     }
 
-    /// The view that [`matmul`] takes.
+    /// The view that [`matmul`](super::matmul) takes.
     pub fn view(&self) -> PanelMatrix<'_> {
         PanelMatrix { data: Data::Single(&self.data), n: self.n, k: self.k }
     }
