@@ -48,7 +48,8 @@ pub trait Demand {
     /// What waits for a replica of `tenant`; [`None`] if nothing does.
     fn waiting(&self, tenant: TenantId) -> Option<Waiting>;
 
-    /// Those of [`waiting`](Self::waiting) whose next token is not due before `time`.
+    /// Those of [`waiting`](Self::waiting) whose next token is not due before `time`; of a long queue, the
+    /// oldest of them.
     fn waiting_in_time(&self, tenant: TenantId, time: Nanos) -> Option<Waiting>;
 
     /// The next iteration of `replica` under `limits`, into `iteration`; empty if there is none.
@@ -60,6 +61,9 @@ pub trait Demand {
     /// Most tokens of one iteration of `tenant`.
     fn token_budget(&self, tenant: TenantId) -> u32;
 }
+
+/// Requests that [`Demand::waiting_in_time`] counts at most: more than any one decision places.
+const LOOKED_AT: usize = 256;
 
 impl Demand for Vec<Batcher> {
     fn replica_on(&self, tenant: TenantId, device: DeviceId) -> Option<ReplicaInfo> {
@@ -92,9 +96,10 @@ impl Demand for Vec<Batcher> {
         let waiting = self.get(tenant.index())?.waiting();
         let late = late_prefix(waiting, time);
         let (first, last) = (waiting.get(late)?, waiting.back()?);
+        let looked_at = waiting.range(late..).take(LOOKED_AT);
         Some(Waiting {
-            requests: waiting.len() - late,
-            tokens: waiting.range(late..).map(|sequence| u64::from(sequence.remaining())).sum(),
+            requests: (waiting.len() - late).min(LOOKED_AT),
+            tokens: looked_at.map(|sequence| u64::from(sequence.remaining())).sum(),
             first_due: first.next_due(),
             last_due: last.next_due(),
         })

@@ -21,6 +21,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`admission`] | which requests are taken in, under any policy |
 //! | [`baseline`] | what [`SliceFill`] is compared with: published rules, by name, with what can be tuned about them |
 //! | [`batching`] | continuous batching by the rules of vLLM V1 |
 //! | [`demand`] | the policy's view of batching; a host's own batching implements it |
@@ -29,6 +30,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod baseline;
 pub mod batching;
 mod check;

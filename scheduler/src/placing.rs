@@ -114,8 +114,11 @@ pub(crate) fn free_blocks_after(context: &Context<'_>, device: DeviceId, plan: &
 pub(crate) fn reclaim(context: &Context<'_>, device: DeviceId, class: Class, wanted: u32, plan: &mut Plan) -> u32 {
     let (view, owner) = (context.view, context.view.owner(device));
     let mut asked = 0;
-    for (tenant, described) in (0..).map(TenantId).zip(view.tenants()) {
-        if asked >= wanted || Some(tenant) == owner || described.class != class {
+    // Sequences are only where their weights are.
+    let models = view.memory(device).into_iter().flat_map(|memory| memory.models());
+    for tenant in models.filter_map(|(model, _)| Some(view.model(model)?.tenant)) {
+        let of_class = view.tenant(tenant).is_some_and(|tenant| tenant.class == class);
+        if asked >= wanted || Some(tenant) == owner || !of_class {
             continue;
         }
         let held = view.memory(device).map_or(0, |memory| memory.kv().used_by(tenant));

@@ -18,6 +18,7 @@
 //! on its own devices, a replica on another device takes some of them, if the forecast says that
 //! nobody there misses one.
 
+mod agenda;
 mod candidates;
 mod fetch;
 mod overflow;
@@ -39,6 +40,7 @@ use crate::placing::{
     free_blocks_after, is_latency, lane_of, owner_replica, promised_by, reclaim, total_blocks, touched,
 };
 use crate::policy::{Context, Policy, Residency, TenantShape};
+use crate::slice_fill::agenda::{Agenda, Places};
 use crate::slice_fill::candidates::Candidates;
 use crate::slice_fill::shares::OwnerRate;
 use crate::slice_fill::space::Space;
@@ -117,8 +119,6 @@ const PROMPT_BLOCKS: u32 = 256;
 struct DeviceState {
     /// Jobs that were recalled here and can go on.
     suspended: Vec<Suspended>,
-    /// When work that lets guests go first has to start at the latest.
-    latest_start: Option<Nanos>,
     /// When the weights of its latest guest were asked for.
     guest_since: Nanos,
     /// Its part for weights.
@@ -176,6 +176,19 @@ pub struct SliceFill {
     accounts: Vec<Account>,
     /// By tenant.
     shares: Vec<LendingAccount>,
+    /// What a tenant that takes its turn has at least.
+    least_turn: Nanos,
+    places: Places,
+    /// When work that lets guests go first has to start at the latest.
+    starts: Agenda,
+    /// When slots for weights may change.
+    slots: Agenda,
+    /// Devices of which a plan left something open.
+    again: Agenda,
+    /// When the caller wakes this policy next, as far as its plans asked for it.
+    wake: Option<Nanos>,
+    /// The device with which the next look for a slot begins.
+    cursor: u32,
 }
 
 impl SliceFill {
@@ -242,6 +255,8 @@ impl SliceFill {
                 if let Some(state) = self.devices.get_mut(device.index()) {
                     *state = DeviceState::default();
                 }
+                self.starts.set(*device, None);
+                self.slots.set(*device, None);
             }
             _ => {}
         }
@@ -263,7 +278,7 @@ impl SliceFill {
 
     /// The account of a tenant, filled up to now.
     fn account(&mut self, context: &Context<'_>, tenant: TenantId) -> &mut Account {
-        let own = context.devices().filter(|&device| context.view.owner(device) == Some(tenant)).count() as u64;
+        let own = self.places.homes(tenant).len() as u64;
         let most = i64::try_from(self.options.borrow_burst.times(own).get()).unwrap_or(i64::MAX);
         let index = tenant.index();
         if self.accounts.len() <= index {
@@ -291,8 +306,11 @@ impl SliceFill {
         if context.view.is_lost(device) || context.view.lane(lane).is_none_or(|lane| !lane.is_empty()) {
             return;
         }
-        self.devices[device.index()].latest_start = None;
+        self.starts.set(device, None);
+        self.places.idle.insert(device);
         self.take_slot_back(context, device, plan);
+        let wake = self.devices[device.index()].space.wake().filter(|&wake| wake > context.now);
+        self.slots.set(device, wake);
         self.keep_reserve(context, device, plan);
         let latency = self.latency_candidates(context, device, plan);
         let best_effort = self.best_effort_candidate(context, device, plan);
@@ -353,7 +371,7 @@ impl SliceFill {
     ) {
         match self.latest_start(context, device, paced, guest) {
             Some(latest) => {
-                self.devices[device.index()].latest_start = Some(latest);
+                self.starts.set(device, Some(latest));
                 self.start_first(context, device, guest, paced, plan);
             }
             None => {
@@ -427,12 +445,7 @@ impl SliceFill {
 
     /// Work whose latest start has come takes the lane from its guest.
     fn call_in(&mut self, context: &mut Context<'_>, plan: &mut Plan) {
-        for device in context.devices() {
-            let state = &mut self.devices[device.index()];
-            if state.latest_start.is_none_or(|latest| latest > context.now) {
-                continue;
-            }
-            state.latest_start = None;
+        while let Some(device) = self.starts.pop(context.now) {
             let lane = context.view.lane(lane_of(device));
             if lane.is_none_or(|lane| lane.queue().iter().any(|entry| entry.rank >= Rank::GuestLatency)) {
                 continue;
@@ -442,6 +455,25 @@ impl SliceFill {
                 self.start(context, device, &first, plan);
             }
         }
+    }
+
+    /// What is left open on a device because of an earlier action of the plan is looked at again.
+    fn look_again(&mut self, context: &Context<'_>, device: DeviceId) {
+        self.again.set(device, Some(context.now + REPLAN));
+    }
+
+    /// Fills the devices whose time has come; all of them if it is not the time that a plan asked for, since
+    /// then somebody else wants to know.
+    fn on_timer(&mut self, context: &mut Context<'_>, plan: &mut Plan) {
+        let asked = self.wake.take_if(|wake| *wake <= context.now).is_some();
+        let mut due: Vec<DeviceId> = std::iter::from_fn(|| self.again.pop(context.now)).collect();
+        due.extend(std::iter::from_fn(|| self.slots.pop(context.now)));
+        if !asked {
+            due.extend(context.devices());
+        }
+        due.sort_unstable();
+        due.dedup();
+        due.into_iter().for_each(|device| self.fill(context, device, plan));
     }
 }
 
@@ -467,17 +499,23 @@ impl Policy for SliceFill {
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
         let mut plan = context.plan();
         self.devices.resize_with(context.view.cluster().devices().len(), DeviceState::default);
+        self.places.learn(context.view);
         self.note(context, event);
         self.call_in(context, &mut plan);
         match event {
             Event::Arrived { request, .. } => self.on_arrival(context, *request, &mut plan),
             Event::WeightsLoaded { model, device, .. } => {
-                self.fill(context, *device, &mut plan);
                 let tenant = context.view.model(*model).map(|model| model.tenant);
+                if let Some(tenant) = tenant {
+                    self.places.came(context.view, tenant, *device);
+                }
+                self.fill(context, *device, &mut plan);
                 if let Some(tenant) = tenant.filter(|&tenant| is_latency(context.view, tenant)) {
                     self.overflow(context, tenant, &mut plan);
                 }
             }
+            Event::Timer { .. } => self.on_timer(context, &mut plan),
+            Event::Started { .. } | Event::WeightsProgress { .. } => {}
             _ => match touched(event) {
                 Some(device) => {
                     self.fill(context, device, &mut plan);
@@ -489,11 +527,11 @@ impl Policy for SliceFill {
                 }
             },
         }
-        let space = |state: &DeviceState| state.space.wake().filter(|&wake| wake > context.now);
-        let wakes = |state: &DeviceState| state.latest_start.into_iter().chain(space(state)).min();
-        if let Some(wake) = self.devices.iter().filter_map(wakes).min() {
-            plan.wake(wake);
+        for first in [&self.starts, &self.slots, &self.again].into_iter().filter_map(Agenda::first) {
+            plan.wake(first);
         }
+        let wake = plan.wake_at.map(|wake| wake.max(context.now));
+        self.wake = wake.into_iter().chain(self.wake).min();
         plan
     }
 }

@@ -23,8 +23,10 @@ use slicescheduler_gmg::job::{JobSpec, StoredState};
 use slicescheduler_gmg::plan::{Action, Clock, Ended, Event, Observer, Plan, WhatIf, World};
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{Applied, Delta, Effect, Gmg, GmgView, Intent};
+use slicescheduler_scheduler::admission::Admission;
 use slicescheduler_scheduler::batching::{Batcher, Completed, Sequence};
 use slicescheduler_scheduler::check_plan;
+use slicescheduler_scheduler::demand::Demand;
 use slicescheduler_scheduler::explain::{DecisionLog, Explain, Explanation};
 use slicescheduler_scheduler::policy::{Budget, Context, Policy};
 
@@ -53,13 +55,21 @@ pub struct DriverOptions {
     pub stopwatch: Option<Arc<dyn Clock>>,
     /// True if the world can have KV blocks in the part of a device for weights, and move what they hold.
     pub shares_slots: bool,
+    /// Which requests are taken in.
+    pub admission: Admission,
     /// How many decisions and requests to remember for [`Driver::explain`]; nothing is if absent.
     pub explain: Option<usize>,
 }
 
 impl Default for DriverOptions {
     fn default() -> Self {
-        Self { budget: Budget::evaluations(64), stopwatch: None, shares_slots: false, explain: None }
+        Self {
+            budget: Budget::evaluations(64),
+            stopwatch: None,
+            shares_slots: false,
+            admission: Admission::default(),
+            explain: None,
+        }
     }
 }
 
@@ -86,7 +96,12 @@ pub struct Driver<W> {
     budget: Budget,
     stopwatch: Option<Arc<dyn Clock>>,
     shares_slots: bool,
+    admission: Admission,
     log: Option<DecisionLog>,
+    /// By tenant: the devices of its container.
+    homes: Vec<Vec<DeviceId>>,
+    /// Decisions that asked at least two questions.
+    searches: DecisionTimes,
     decisions: DecisionTimes,
     now: Nanos,
     wake_at: Option<Nanos>,
@@ -121,8 +136,16 @@ impl<W: World> Driver<W> {
         if what_if.version() != gmg.version() {
             return Err(DriverError::Stale { forecast: what_if.version(), graph: gmg.version() });
         }
+        let mut homes = vec![Vec::new(); tenants];
+        for device in (0..gmg.view().cluster().devices().len() as u32).map(DeviceId) {
+            if let Some(homes) = gmg.view().owner(device).and_then(|owner| homes.get_mut(owner.index())) {
+                homes.push(device);
+            }
+        }
         Ok(Self {
             gmg,
+            homes,
+            searches: DecisionTimes::default(),
             batching,
             policy,
             what_if: MeasuredWhatIf::new(what_if, options.stopwatch.clone()),
@@ -130,6 +153,7 @@ impl<W: World> Driver<W> {
             budget: options.budget,
             stopwatch: options.stopwatch,
             shares_slots: options.shares_slots,
+            admission: options.admission,
             log: options.explain.map(DecisionLog::new),
             decisions: DecisionTimes::default(),
             now: Nanos::ZERO,
@@ -181,6 +205,16 @@ impl<W: World> Driver<W> {
     /// How long decisions took.
     pub fn decisions(&self) -> &DecisionTimes {
         &self.decisions
+    }
+
+    /// Forgets how long decisions took so far.
+    pub fn forget_times(&mut self) {
+        (self.decisions, self.searches) = (DecisionTimes::default(), DecisionTimes::default());
+    }
+
+    /// How long those decisions took that compared at least two futures.
+    pub fn searches(&self) -> &DecisionTimes {
+        &self.searches
     }
 
     /// The latest decisions, if they are remembered.
@@ -239,7 +273,9 @@ impl<W: World> Driver<W> {
         self.follow(&applied)?;
         let slo = self.gmg.view().request(id).and_then(|request| request.slo);
         let sequence = Sequence::new(id, request.arrival, slo, request.prompt, request.max_output);
-        if let Some(reason) = self.never_fits(request.tenant, request.prompt) {
+        let waiting = self.batching.waiting(request.tenant);
+        let refused = self.admission.check(self.now, slo, waiting).err().map(RequestError::NotAdmitted);
+        if let Some(reason) = self.never_fits(request.tenant, request.prompt).or(refused) {
             self.apply(Intent::Reject { request: id })?;
             self.lose(id, request.tenant, reason)?;
             return Ok(id);
@@ -406,8 +442,8 @@ impl<W: World> Driver<W> {
         }
         let batcher = self.batching.get(tenant.index())?;
         let blocks = tokens.div_ceil(batcher.options().block_tokens.max(1)).saturating_add(1);
-        let view = self.gmg.view();
-        let own = batcher.replicas().iter().filter(|replica| view.owner(replica.device) == Some(tenant));
+        let own = self.homes.get(tenant.index())?.iter().filter_map(|&device| batcher.replica_on(device));
+        let own = own.filter_map(|replica| batcher.replicas().get(replica.index as usize));
         let most = own.filter_map(|replica| self.most_blocks(replica.model, replica.device)).max().unwrap_or(0);
         (blocks > most).then_some(RequestError::TooLong { tokens, blocks, most })
     }
@@ -424,6 +460,7 @@ impl<W: World> Driver<W> {
     }
 
     fn decide(&mut self, event: &Event, observer: &mut dyn Observer) -> Result<(), DriverError> {
+        let asked = self.what_if.questions();
         let begun = self.stopwatch.as_ref().map(|stopwatch| stopwatch.now());
         let mut context = Context {
             now: self.now,
@@ -436,7 +473,11 @@ impl<W: World> Driver<W> {
         };
         let plan = self.policy.on_event(&mut context, event);
         if let (Some(begun), Some(stopwatch)) = (begun, &self.stopwatch) {
-            self.decisions.record(stopwatch.now() - begun);
+            let time = stopwatch.now() - begun;
+            self.decisions.record(time);
+            if self.what_if.questions() >= asked + 2 {
+                self.searches.record(time);
+            }
         } else {
             self.decisions.count();
         }

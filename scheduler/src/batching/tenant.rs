@@ -20,6 +20,8 @@ pub struct Batcher {
     waiting: VecDeque<Sequence>,
     waiting_tokens: u64,
     replicas: Vec<ReplicaState>,
+    /// By device: the first replica there.
+    by_device: Vec<Option<u32>>,
     scratch: Iteration,
 }
 
@@ -32,6 +34,7 @@ impl Batcher {
             waiting: VecDeque::new(),
             waiting_tokens: 0,
             replicas: Vec::new(),
+            by_device: Vec::new(),
             scratch: Iteration::default(),
         }
     }
@@ -50,6 +53,7 @@ impl Batcher {
     pub fn add_replica(&mut self, model: ModelId, device: DeviceId) -> ReplicaId {
         let index = self.replicas.len() as u32;
         self.replicas.push(ReplicaState::new(model, device, None));
+        self.note_place(device, index);
         ReplicaId { tenant: self.tenant, index }
     }
 
@@ -58,6 +62,7 @@ impl Batcher {
     pub fn add_cached_replica(&mut self, model: ModelId, device: DeviceId, cache: PrefixCache) -> ReplicaId {
         let index = self.replicas.len() as u32;
         self.replicas.push(ReplicaState::new(model, device, Some(cache)));
+        self.note_place(device, index);
         ReplicaId { tenant: self.tenant, index }
     }
 
@@ -68,8 +73,15 @@ impl Batcher {
 
     /// The replica on `device`.
     pub fn replica_on(&self, device: DeviceId) -> Option<ReplicaId> {
-        let index = self.replicas.iter().position(|replica| replica.device == device)?;
-        Some(ReplicaId { tenant: self.tenant, index: index as u32 })
+        let index = self.by_device.get(device.index()).copied().flatten()?;
+        Some(ReplicaId { tenant: self.tenant, index })
+    }
+
+    fn note_place(&mut self, device: DeviceId, index: u32) {
+        if self.by_device.len() <= device.index() {
+            self.by_device.resize(device.index() + 1, None);
+        }
+        self.by_device[device.index()].get_or_insert(index);
     }
 
     /// Requests that no replica has taken, oldest first.
@@ -149,9 +161,8 @@ impl Batcher {
                 preempted.push((lost.request, lost.device));
             }
         });
-        if plan.preempted > 0 {
-            self.count_waiting();
-        }
+        let preempted = self.waiting.iter().take(plan.preempted as usize);
+        self.waiting_tokens += preempted.map(|sequence| u64::from(sequence.remaining())).sum::<u64>();
         formed
     }
 
@@ -226,8 +237,8 @@ impl Batcher {
                 preempted.push((lost.request, lost.device));
             }
             freed += lost.freed;
+            self.waiting_tokens += self.waiting.front().map_or(0, |sequence| u64::from(sequence.remaining()));
         }
-        self.count_waiting();
         freed
     }
 

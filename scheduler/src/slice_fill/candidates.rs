@@ -13,14 +13,15 @@ use crate::demand::ReplicaInfo;
 use crate::explain::{Reason, What};
 use crate::placing::{block_tokens, free_blocks_after, is_latency, lane_of, owner_replica, total_blocks, unlimited};
 use crate::policy::Context;
+use crate::slice_fill::agenda::tenants_on;
 use crate::slice_fill::space::Need;
-use crate::slice_fill::{Candidate, CandidateWork, REPLAN, SliceFill};
+use crate::slice_fill::{Candidate, CandidateWork, SliceFill};
 
 pub(super) type Candidates = SmallVec<[Candidate; 4]>;
 
 /// True if an earlier action of the plan forms an iteration of `tenant`. What still waits after it
 /// is not known yet, so no other replica of the tenant admits requests in the same plan.
-fn forms(plan: &Plan, tenant: TenantId) -> bool {
+pub(super) fn forms(plan: &Plan, tenant: TenantId) -> bool {
     plan.actions.iter().any(|action| matches!(action, Action::FormBatch { replica, .. } if replica.tenant == tenant))
 }
 
@@ -48,7 +49,7 @@ impl SliceFill {
             }
         }
         let owner = view.owner(device);
-        for tenant in (0..view.tenants().len() as u32).map(TenantId) {
+        for tenant in tenants_on(view, device) {
             if !is_latency(view, tenant) {
                 continue;
             }
@@ -64,7 +65,7 @@ impl SliceFill {
             let mut limits = unlimited(self.latency_blocks(context, device, is_owner, plan));
             let taken = forms(plan, tenant) && context.demand.waiting(tenant).is_some();
             if taken {
-                plan.wake(context.now + REPLAN);
+                self.look_again(context, device);
             }
             if !admits || taken {
                 limits.sequences = replica.running;

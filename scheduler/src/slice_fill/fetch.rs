@@ -18,20 +18,26 @@ use crate::demand::{ReplicaInfo, Waiting};
 use crate::explain::{Reason, What};
 use crate::placing::{is_latency, lane_of};
 use crate::policy::Context;
+use crate::slice_fill::SliceFill;
 use crate::slice_fill::overflow::prompt_action;
-use crate::slice_fill::{REPLAN, SliceFill};
+
+/// Devices that are looked at for a slot at one time.
+const LOOKS: u32 = 64;
 
 impl SliceFill {
     /// Fetches the tenant's weights to the device where waiting requests would be computed first,
     /// if that is in time. One copy at a time per tenant.
     pub(super) fn fetch(&mut self, context: &mut Context<'_>, tenant: TenantId, waiting: &Waiting, plan: &mut Plan) {
-        let Some(model) = home_model(context, tenant).filter(|&model| !is_loading(context, model)) else { return };
+        let Some(model) = self.home_model(context, tenant).filter(|&model| !self.is_coming(context, tenant, model))
+        else {
+            return;
+        };
         let tokens = u64::from(context.demand.token_budget(tenant)).min(waiting.tokens).max(1);
         let mut best: Option<(Nanos, DeviceId, SmallVec<[Action; 3]>)> = None;
         let mut borrowed: Option<(u32, DeviceId, Source)> = None;
-        for device in context.devices() {
+        for device in self.next_devices(context) {
             let Some(replica) = self.could_fetch(context, tenant, model, device) else { continue };
-            let Some(source) = source(context, tenant, model, device) else { continue };
+            let Some(source) = source(context, self.places.homes(tenant), model, device) else { continue };
             let mut actions: SmallVec<[Action; 3]> = match room(context, model, device) {
                 Some(Room::Free) => SmallVec::new(),
                 Some(Room::InPlaceOf(model)) => SmallVec::from_iter([Action::EvictWeights { model, device }]),
@@ -61,6 +67,7 @@ impl SliceFill {
         }
         if let Some((_, device, actions)) = best {
             self.devices[device.index()].guest_since = context.now;
+            self.places.fetching[tenant.index()] = Some(device);
             plan.actions.extend(actions);
         } else if let Some((_, device, source)) = borrowed {
             self.ask_for_slot(context, device, (model, source), waiting, plan);
@@ -79,15 +86,38 @@ impl SliceFill {
     ) {
         let Some(bytes) = context.view.model(model).map(|model| model.weights) else { return };
         let copy = bandwidth(context, source, device).time_for(bytes);
-        let asked = self.devices.iter().any(|state| state.space.asked.is_some_and(|(other, _)| other == model));
-        if asked || context.now + copy.times(2) > waiting.last_due {
+        if context.now + copy.times(2) > waiting.last_due {
             return;
         }
         self.devices[device.index()].space.asked = Some((model, source));
+        if let Some(tenant) = context.view.model(model).map(|model| model.tenant) {
+            self.places.fetching[tenant.index()] = Some(device);
+        }
         match context.view.lane(lane_of(device)).and_then(|lane| lane.queue().first()) {
             Some(entry) => plan.actions.push(Action::Recall { job: entry.job, fate: Fate::Keep }),
-            None => plan.wake(context.now + REPLAN),
+            None => self.look_again(context, device),
         }
+    }
+
+    /// The devices to look at for a slot: all of a small cluster, some in turn of a large one.
+    fn next_devices(&mut self, context: &Context<'_>) -> impl Iterator<Item = DeviceId> + use<> {
+        let count = context.view.cluster().devices().len() as u32;
+        let (begin, looks) = (self.cursor, count.min(LOOKS));
+        self.cursor = if count > LOOKS { (begin + LOOKS) % count } else { 0 };
+        (0..looks).map(move |index| DeviceId((begin + index) % count))
+    }
+
+    fn home_model(&self, context: &Context<'_>, tenant: TenantId) -> Option<ModelId> {
+        let mut homes = self.places.homes(tenant).iter();
+        homes.find_map(|&device| context.demand.replica_on(tenant, device)).map(|home| home.model)
+    }
+
+    /// True if weights of the tenant are on their way to where they were asked for last.
+    fn is_coming(&self, context: &Context<'_>, tenant: TenantId, model: ModelId) -> bool {
+        let Some(device) = self.places.fetching.get(tenant.index()).copied().flatten() else { return false };
+        let state = context.view.memory(device).and_then(|memory| memory.weight_state(model));
+        let asked = self.devices.get(device.index()).and_then(|state| state.space.asked);
+        state == Some(WeightState::Loading) || asked.is_some_and(|(other, _)| other == model)
     }
 
     /// The tenant's replica on a device that could host it but does not have its weights.
@@ -107,17 +137,6 @@ impl SliceFill {
         }
         context.demand.replica_on(tenant, device)
     }
-}
-
-fn home_model(context: &Context<'_>, tenant: TenantId) -> Option<ModelId> {
-    let home = |device: &DeviceId| context.view.owner(*device) == Some(tenant);
-    context.devices().filter(home).find_map(|device| context.demand.replica_on(tenant, device)).map(|home| home.model)
-}
-
-fn is_loading(context: &Context<'_>, model: ModelId) -> bool {
-    context.devices().any(|device| {
-        context.view.memory(device).is_some_and(|memory| memory.weight_state(model) == Some(WeightState::Loading))
-    })
 }
 
 /// How a model can get a slot.
@@ -159,13 +178,11 @@ fn room(context: &Context<'_>, model: ModelId, device: DeviceId) -> Option<Room>
     memory.models().find(idle_guest).map(|(guest, _)| Room::InPlaceOf(guest))
 }
 
-/// Where the weights come from fastest.
-pub(super) fn source(context: &Context<'_>, tenant: TenantId, model: ModelId, device: DeviceId) -> Option<Source> {
+/// Where the weights of a tenant with these homes come from fastest.
+pub(super) fn source(context: &Context<'_>, homes: &[DeviceId], model: ModelId, device: DeviceId) -> Option<Source> {
     let view = context.view;
-    let home = context
-        .devices()
-        .filter(|&home| view.owner(home) == Some(tenant) && !view.is_lost(home) && view.is_resident(model, home));
-    let sources = home.map(Source::Device).chain([Source::Host]);
+    let homes = homes.iter().copied().filter(|&home| !view.is_lost(home) && view.is_resident(model, home));
+    let sources = homes.map(Source::Device).chain([Source::Host]);
     let sources = sources.map(|source| (bandwidth(context, source, device), source));
     let (bandwidth, source) = sources.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
     (!bandwidth.is_zero()).then_some(source)

@@ -1,5 +1,7 @@
 //! Arrivals of latency-sensitive tenants: at home if that is in time, on others' devices if not.
 
+use std::ops::Bound;
+
 use smallvec::SmallVec;
 
 use slicescheduler_gmg::GmgView;
@@ -14,16 +16,13 @@ use crate::explain::{Reason, What};
 use crate::placing::{form, is_latency, lane_of, unlimited};
 use crate::policy::Context;
 use crate::slice_fill::SliceFill;
+use crate::slice_fill::candidates::forms;
 
 impl SliceFill {
     pub(super) fn on_arrival(&mut self, context: &mut Context<'_>, request: RequestId, plan: &mut Plan) {
         let Some(tenant) = context.view.request(request).map(|request| request.tenant) else { return };
         if !is_latency(context.view, tenant) {
-            for device in context.devices() {
-                if context.demand.replica_on(tenant, device).is_some() {
-                    self.fill(context, device, plan);
-                }
-            }
+            self.fill_idle(context, tenant, plan);
             return;
         }
         if !self.start_at_home(context, tenant, plan) {
@@ -31,13 +30,29 @@ impl SliceFill {
         }
     }
 
+    /// Lets the first device with an empty lane that can take the tenant's requests do so.
+    fn fill_idle(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) {
+        let mut next = self.places.idle.first().copied();
+        while let Some(device) = next {
+            let after = (Bound::Excluded(device), Bound::Unbounded);
+            next = self.places.idle.range(after).next().copied();
+            if !runs_nothing(context, device) {
+                self.places.idle.remove(&device);
+            } else if context.demand.replica_on(tenant, device).is_some() {
+                self.fill(context, device, plan);
+                if forms(plan, tenant) {
+                    return;
+                }
+            }
+        }
+    }
+
     /// Starts the tenant's next iteration on one of its own devices, taking the lane from a guest
     /// if need be. False if all of them run work of the same right of way.
     fn start_at_home(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) -> bool {
         let view = context.view;
-        let home = context
-            .devices()
-            .filter(|&device| view.owner(device) == Some(tenant))
+        let homes = self.places.homes(tenant).iter().copied();
+        let home = homes
             .filter(|&device| !view.is_lost(device) && runs_below(context, device, Rank::OwnerLatency))
             .filter_map(|device| context.demand.replica_on(tenant, device))
             .filter(|replica| !replica.in_flight)
@@ -45,7 +60,7 @@ impl SliceFill {
                 (!runs_below(context, replica.device, Rank::GuestLatency), replica.running, replica.device)
             });
         let Some(replica) = home else { return false };
-        self.devices[replica.device.index()].latest_start = None;
+        self.starts.set(replica.device, None);
         let candidates = self.latency_candidates(context, replica.device, plan);
         if let Some(own) = candidates.iter().find(|candidate| candidate.rank == Rank::OwnerLatency) {
             self.start(context, replica.device, own, plan);
@@ -90,9 +105,9 @@ impl SliceFill {
     /// large as its budget. [`Nanos::MAX`] if none of them lives, zero if it cannot be forecast.
     fn home_finish(&mut self, context: &mut Context<'_>, tenant: TenantId, waiting: &Waiting) -> Nanos {
         let view = context.view;
-        let home: SmallVec<[ReplicaInfo; 4]> = context
-            .devices()
-            .filter(|&device| view.owner(device) == Some(tenant) && !view.is_lost(device))
+        let homes = self.places.homes(tenant).iter().copied();
+        let home: SmallVec<[ReplicaInfo; 4]> = homes
+            .filter(|&device| !view.is_lost(device))
             .filter_map(|device| context.demand.replica_on(tenant, device))
             .collect();
         if home.is_empty() {
@@ -117,16 +132,16 @@ impl SliceFill {
     /// would finish first in turn.
     pub(super) fn overflow(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) {
         if !self.may_borrow(context, tenant) {
-            let home = context.devices().find(|&device| context.view.owner(device) == Some(tenant));
+            let home = self.places.homes(tenant).first().copied();
             if let Some(home) = home.filter(|_| context.explain.is_some()) {
                 context.say(home, tenant, What::Overflow, Some(Reason::NoCredit), None);
             }
             return;
         }
         let Some(mut left) = self.savable(context, tenant) else { return };
-        let mut hosts: SmallVec<[ReplicaInfo; 8]> = context
-            .devices()
-            .filter(|&device| context.view.owner(device) != Some(tenant) && self.can_host(context, device))
+        let guests = self.places.guests(tenant).iter().copied();
+        let mut hosts: SmallVec<[ReplicaInfo; 8]> = guests
+            .filter(|&device| self.can_host(context, device))
             .filter_map(|device| context.demand.replica_on(tenant, device))
             .filter(|replica| !replica.in_flight && context.view.is_resident(replica.model, replica.device))
             .collect();
@@ -139,7 +154,7 @@ impl SliceFill {
                 }
                 let action = prompt_action(replica, tokens.min(left.tokens), &left, Rank::GuestLatency);
                 let Some(finish) = self.finish_of_last(context, &[action]) else { continue };
-                let latest = self.devices[replica.device.index()].latest_start;
+                let latest = self.starts.get(replica.device);
                 let rejected = match latest {
                     Some(latest) if finish > latest => Some(Reason::NoSlack),
                     _ if self.forecast.first_shortage().is_some() => Some(Reason::NoMemory),
@@ -188,6 +203,11 @@ pub(super) fn prompt_action(replica: &ReplicaInfo, tokens: u64, waiting: &Waitin
         .bind(PAIRS, tokens * prompt.div_ceil(2));
     let spec = JobSpec::of(replica.model).bind(binding);
     Action::Run { work: Work::New(Box::new(spec)), lane: lane_of(replica.device), rank }
+}
+
+/// True if nothing is on the device's lane.
+fn runs_nothing(context: &Context<'_>, device: DeviceId) -> bool {
+    context.view.lane(lane_of(device)).is_some_and(|lane| lane.is_empty())
 }
 
 /// True if whatever runs or waits on the device's lane is below `rank`.

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use crate::placing::is_latency;
 use crate::policy::Context;
 use crate::slice_fill::SliceFill;
+use crate::slice_fill::agenda::tenants_on;
 
 /// Over which time a best-effort owner has its minimum rate.
 const WINDOW: Nanos = Nanos::secs(10);
@@ -95,7 +96,7 @@ impl SliceFill {
         }
         let weight = view.tenant(tenant).map_or(1, |tenant| u64::from(tenant.weight.max(1)));
         let Some(account) = self.shares.get_mut(tenant.index()) else { return };
-        account.turn += time.scale(1, weight);
+        account.turn = account.turn.max(self.least_turn) + time.scale(1, weight);
         if owner == Some(tenant) {
             account.own += time;
             if let Some(state) = self.devices.get_mut(device.index()) {
@@ -109,22 +110,22 @@ impl SliceFill {
         }
     }
 
-    /// The best-effort tenants that are not at home on a device, whoever had least for its weight first.
+    /// The best-effort guests with weights on a device, whoever had least for its weight first.
     pub(super) fn guests_in_turn(&self, context: &Context<'_>, device: DeviceId) -> SmallVec<[TenantId; 8]> {
         let owner = context.view.owner(device);
-        let turn = |tenant: &TenantId| self.shares.get(tenant.index()).map_or(Nanos::ZERO, |account| account.turn);
-        let mut guests: SmallVec<[TenantId; 8]> = (0..context.view.tenants().len() as u32)
-            .map(TenantId)
-            .filter(|&tenant| !is_latency(context.view, tenant) && owner != Some(tenant))
-            .collect();
-        guests.sort_by_key(|tenant| (turn(tenant), *tenant));
+        let mut guests = tenants_on(context.view, device);
+        guests.retain(|tenant| !is_latency(context.view, *tenant) && owner != Some(*tenant));
+        guests.sort_by_key(|tenant| (self.turn_of(*tenant), *tenant));
         guests
+    }
+
+    fn turn_of(&self, tenant: TenantId) -> Nanos {
+        self.shares.get(tenant.index()).map_or(Nanos::ZERO, |account| account.turn).max(self.least_turn)
     }
 
     /// A best-effort tenant had its turn: whoever had no work meanwhile saves little of it up.
     pub(super) fn took_turn(&mut self, tenant: TenantId) {
-        let least = self.shares.get(tenant.index()).map_or(Nanos::ZERO, |account| account.turn) - CREDIT;
-        self.shares.iter_mut().for_each(|account| account.turn = account.turn.max(least));
+        self.least_turn = self.least_turn.max(self.turn_of(tenant) - CREDIT);
     }
 
     /// Notes whether the best-effort owner of a device has work.

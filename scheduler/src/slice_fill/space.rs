@@ -114,12 +114,14 @@ impl SliceFill {
         plan.actions.push(Action::EvictWeights { model, device });
         plan.actions.push(Action::BorrowSlots { device, blocks });
         context.say(device, tenant, What::GiveUpSlot { model }, None, None);
-        plan.wake(context.now + REPLAN);
+        self.look_again(context, device);
         let space = &mut self.devices[device.index()].space;
         space.changed_at = context.now;
         if !guest {
             space.gone.push(model);
         }
+        let wake = space.wake();
+        self.slots.set(device, wake);
         true
     }
 
@@ -134,7 +136,7 @@ impl SliceFill {
         let settled = space.short_at.max(space.changed_at) + SLOT_STAY <= context.now;
         let Some(&model) = space.gone.last().filter(|_| settled) else { return };
         let Some(tenant) = context.view.model(model).map(|model| model.tenant) else { return };
-        let from = source(context, tenant, model, device);
+        let from = source(context, self.places.homes(tenant), model, device);
         let space = &mut self.devices[device.index()].space;
         space.changed_at = context.now;
         if from.is_some_and(|from| self.load(context, device, (model, from), false, plan)) {

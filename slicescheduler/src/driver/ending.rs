@@ -1,6 +1,6 @@
 //! Requests that end early: withdrawn by whoever asked, or with nobody left to compute them.
 
-use slicescheduler_gmg::id::{DeviceId, RequestId, TenantId};
+use slicescheduler_gmg::id::{RequestId, TenantId};
 use slicescheduler_gmg::plan::{Event, Observer, World};
 use slicescheduler_gmg::{GmgView, Intent};
 use slicescheduler_scheduler::batching::ReplicaState;
@@ -124,8 +124,7 @@ impl<W: World> Driver<W> {
     /// True if every device of the tenant's container is lost.
     pub(super) fn is_homeless(&self, tenant: TenantId) -> bool {
         let view = self.gmg.view();
-        let devices = (0..view.cluster().devices().len() as u32).map(DeviceId);
-        let mut own = devices.filter(|&device| view.owner(device) == Some(tenant)).peekable();
-        own.peek().is_some() && own.all(|device| view.is_lost(device))
+        let own = self.homes.get(tenant.index()).map_or(&[][..], |homes| homes);
+        !own.is_empty() && own.iter().all(|&device| view.is_lost(device))
     }
 }

@@ -6,6 +6,7 @@ use slicescheduler_gmg::GmgError;
 use slicescheduler_gmg::id::Version;
 use slicescheduler_gmg::plan::{Failure, WhatIfError, WorldError};
 use slicescheduler_scheduler::PlanError;
+use slicescheduler_scheduler::admission::Refusal;
 
 /// Why the loop cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +67,9 @@ pub enum RequestError {
         /// Why.
         reason: &'static str,
     },
+    /// Admission refused it on arrival.
+    #[error("not admitted: {0}")]
+    NotAdmitted(#[from] Refusal),
     /// Whoever asked does not want the answer any more.
     #[error("cancelled by whoever asked")]
     Cancelled,
