@@ -320,7 +320,7 @@ impl Evaluation {
                 let rate = theirs.at_9_percent.unwrap_or(0.0);
                 if rate > mine {
                     losses.push(Loss {
-                        title: format!("capacity of {}", title(&of.experiment, &of.variant)),
+                        title: format!("{} (at 9 %)", title(&of.experiment, &of.variant)),
                         rate: 0.0,
                         policy: theirs.policy.clone(),
                         ratio: mine / rate,
