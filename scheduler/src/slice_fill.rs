@@ -303,7 +303,8 @@ impl SliceFill {
     /// Decides what the device runs next, if its lane is free.
     fn fill(&mut self, context: &mut Context<'_>, device: DeviceId, plan: &mut Plan) {
         let lane = lane_of(device);
-        if context.view.is_lost(device) || context.view.lane(lane).is_none_or(|lane| !lane.is_empty()) {
+        let is_taken = context.view.lane(lane).is_none_or(|lane| !lane.is_empty()) || candidates::takes(plan, lane);
+        if is_taken || context.view.is_lost(device) {
             return;
         }
         self.starts.set(device, None);

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, LaneId, TenantId};
 use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::plan::{Action, BatchLimits, Fate, Plan, Question, Rank, Work};
 use slicescheduler_gmg::tenant::LendingMode;
@@ -23,6 +23,14 @@ pub(super) type Candidates = SmallVec<[Candidate; 4]>;
 /// is not known yet, so no other replica of the tenant admits requests in the same plan.
 pub(super) fn forms(plan: &Plan, tenant: TenantId) -> bool {
     plan.actions.iter().any(|action| matches!(action, Action::FormBatch { replica, .. } if replica.tenant == tenant))
+}
+
+/// True if an earlier action of the plan takes the lane: an event and the time of a start may fall together.
+pub(super) fn takes(plan: &Plan, taken: LaneId) -> bool {
+    plan.actions.iter().any(|action| match action {
+        Action::FormBatch { lane, .. } | Action::Run { lane, .. } => *lane == taken,
+        _ => false,
+    })
 }
 
 impl SliceFill {
