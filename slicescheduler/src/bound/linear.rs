@@ -24,7 +24,7 @@
 //! # Why nobody exceeds it
 //!
 //! The time of an iteration is convex and homogeneous in its sums, so the sums of all iterations take at most as long
-//! as the iterations. Every completed request needs at least its [`Needs`](crate::bound::needs::Needs). In an
+//! as the iterations. Every completed request needs at least its [`Needs`]. In an
 //! iteration every row reads the cache of its sequence, which lies on the device at that moment, so the context read
 //! is at most what the device holds. Weights of guests are not there before a link has brought them. All else
 //! is left out, to the bound's advantage: arrivals during the run, due times, memory of those that wait for their next

@@ -14,7 +14,7 @@ pub(super) const LONGEST: u64 = 4 << 20;
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
-    /// [`SCHEMA`].
+    /// The version of this form: 1.
     pub schema: u32,
     /// What it is the result of: a hash of everything that the run depends on, and of the program.
     pub key: String,
