@@ -80,10 +80,10 @@ impl Faults for Every {
 }
 
 /// The tenant, its answer to the request alone, what came, the error.
-type Answer = (u32, Vec<u32>, Vec<u32>, Option<RequestError>);
+type Answered = (u32, Vec<u32>, Vec<u32>, Option<RequestError>);
 
 /// Answers to requests of both tenants.
-fn answers(slices: &SliceScheduler, count: u32) -> Vec<Answer> {
+fn answers(slices: &SliceScheduler, count: u32) -> Vec<Answered> {
     let ask = |n: u32| slices.submit(TENANTS[n as usize % 2], Request::prompt_tokens(&prompt(n, 24)).max_tokens(8));
     let answers: Vec<_> = (0..count).map(|n| ask(n).unwrap()).collect();
     let ended = (0..).zip(answers).map(|(n, answer)| {
