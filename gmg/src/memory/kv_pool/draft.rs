@@ -1,5 +1,7 @@
 //! What a plan would do to a pool.
 
+use std::collections::HashSet;
+
 use super::KvPool;
 use super::shared::{NONE, Shared};
 use crate::id::TenantId;
@@ -32,7 +34,7 @@ pub struct Draft<'p> {
     untouched: u32,
     /// Blocks of the queue before this one are taken, but for shared ones.
     cursor: u32,
-    held: Vec<u32>,
+    held: HashSet<u32>,
 }
 
 impl KvPool {
@@ -40,13 +42,13 @@ impl KvPool {
     pub fn draft(&self) -> Draft<'_> {
         let shared = self.shared.as_deref();
         let cursor = shared.map_or(NONE, Shared::front);
-        Draft { shared, untouched: self.total - self.untouched, cursor, held: Vec::new() }
+        Draft { shared, untouched: self.total - self.untouched, cursor, held: HashSet::new() }
     }
 }
 
 impl Draft<'_> {
     /// The next `count` free blocks are taken, or as many as there are; what they hold is not found any more.
-    /// O(`count` * shared free blocks).
+    /// O(`count` + shared free blocks).
     pub fn take(&mut self, count: u32) {
         let Some(shared) = self.shared else { return };
         let fresh = count.min(self.untouched);
@@ -73,7 +75,7 @@ impl Draft<'_> {
     /// A sequence that begins holds `block`, which [`find`](Self::find) gave, as well.
     pub fn share(&mut self, block: u32) {
         if !self.is_held(block) {
-            self.held.push(block);
+            self.held.insert(block);
         }
     }
 }

@@ -40,6 +40,15 @@ struct Block {
     stamp: Stamp,
     /// The next block with the same content, in the order in which they got it.
     twin: u32,
+    /// The one before it in that order.
+    elder: u32,
+}
+
+/// The first and the last block with some content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Twins {
+    first: u32,
+    last: u32,
 }
 
 /// What a block holds, and under whose name it is found.
@@ -65,7 +74,7 @@ pub(super) struct Shared {
     free: u32,
     stamps: Stamp,
     /// The hash is the host's, so the map is one that a hostile choice does not slow down.
-    by_content: HashMap<Content, u32>,
+    by_content: HashMap<Content, Twins>,
     by_tenant: Vec<Counts>,
 }
 
@@ -155,21 +164,16 @@ impl Shared {
         if shared.blocks.iter().zip(&queued).any(|(entry, queued)| entry.holders == 0 && !queued) {
             return Err("a block that is neither free nor held");
         }
-        let mut last: HashMap<Content, u32> = HashMap::new();
         let counts = saved.displaced.into_iter().map(|displaced| Counts { cached: 0, displaced });
         shared.by_tenant = counts.collect();
         for (block, hash) in saved.published {
-            let Some(entry) = shared.blocks.get_mut(block as usize).filter(|entry| entry.hash.is_none()) else {
+            let Some(entry) = shared.blocks.get(block as usize).filter(|entry| entry.hash.is_none()) else {
                 return Err("content of a block that there is not, or that has another");
             };
-            entry.hash = Some(hash);
-            let (key, cached) = (Content { tenant: entry.tenant, hash }, entry.holders == 0);
-            match last.insert(key, block) {
-                Some(twin) => shared.blocks[twin as usize].twin = block,
-                None => drop(shared.by_content.insert(key, block)),
-            }
+            let (tenant, cached) = (entry.tenant, entry.holders == 0);
+            shared.publish(block, hash);
             if cached {
-                let counts = shared.by_tenant.get_mut(key.tenant.index());
+                let counts = shared.by_tenant.get_mut(tenant.index());
                 counts.ok_or("cached blocks of a tenant of which nothing is counted")?.cached += 1;
             }
         }
@@ -199,7 +203,8 @@ impl Shared {
     /// Enters the block with the next number, which nobody holds and which is not in the queue.
     pub(super) fn add_block(&mut self) {
         let (tenant, hash, stamp) = (TenantId(0), None, Stamp(0));
-        self.blocks.push(Block { hash, tenant, holders: 0, before: NONE, after: NONE, stamp, twin: NONE });
+        let (before, after, twin, elder) = (NONE, NONE, NONE, NONE);
+        self.blocks.push(Block { hash, tenant, holders: 0, before, after, stamp, twin, elder });
     }
 
     /// Leaves out the block with the highest number, which is in the queue; what it held is forgotten.
@@ -253,7 +258,7 @@ impl Shared {
 
     /// The block of `tenant` that has carried `hash` longest. O(1).
     pub(super) fn find(&self, tenant: TenantId, hash: u64) -> Option<u32> {
-        self.by_content.get(&Content { tenant, hash }).copied()
+        self.by_content.get(&Content { tenant, hash }).map(|twins| twins.first)
     }
 
     /// The blocks of `tenant` that carry `hash`, in the order in which they are found.
@@ -292,8 +297,7 @@ impl Shared {
         self.hold(block, tenant)
     }
 
-    /// `block`, which a sequence holds, is found under `hash` from now on, unless it is found under another.
-    /// O(blocks with that content).
+    /// `block` is found under `hash` from now on, unless it is found under another. O(1).
     pub(super) fn publish(&mut self, block: u32, hash: u64) {
         let entry = &mut self.blocks[block as usize];
         if entry.hash.is_some() {
@@ -301,33 +305,33 @@ impl Shared {
         }
         entry.hash = Some(hash);
         match self.by_content.entry(Content { tenant: entry.tenant, hash }) {
-            Entry::Vacant(place) => drop(place.insert(block)),
-            Entry::Occupied(place) => {
-                let mut twin = *place.get();
-                while self.blocks[twin as usize].twin != NONE {
-                    twin = self.blocks[twin as usize].twin;
-                }
-                self.blocks[twin as usize].twin = block;
+            Entry::Vacant(place) => drop(place.insert(Twins { first: block, last: block })),
+            Entry::Occupied(mut place) => {
+                let elder = std::mem::replace(&mut place.get_mut().last, block);
+                self.blocks[elder as usize].twin = block;
+                self.blocks[block as usize].elder = elder;
             }
         }
     }
 
-    /// `block` is not found any more. O(blocks with that content).
+    /// `block` is not found any more. O(1).
     pub(super) fn forget(&mut self, block: u32) {
         let entry = &mut self.blocks[block as usize];
         let next = std::mem::replace(&mut entry.twin, NONE);
+        let elder = std::mem::replace(&mut entry.elder, NONE);
         let Some(hash) = entry.hash.take() else { return };
-        match self.by_content.entry(Content { tenant: entry.tenant, hash }) {
-            Entry::Occupied(place) if *place.get() == block && next == NONE => drop(place.remove()),
-            Entry::Occupied(mut place) if *place.get() == block => drop(place.insert(next)),
-            Entry::Occupied(place) => {
-                let mut twin = *place.get();
-                while self.blocks[twin as usize].twin != block {
-                    twin = self.blocks[twin as usize].twin;
-                }
-                self.blocks[twin as usize].twin = next;
-            }
-            Entry::Vacant(_) => {}
+        let Entry::Occupied(mut place) = self.by_content.entry(Content { tenant: entry.tenant, hash }) else { return };
+        if elder == NONE && next == NONE {
+            place.remove();
+            return;
+        }
+        match self.blocks.get_mut(elder as usize) {
+            Some(elder) => elder.twin = next,
+            None => place.get_mut().first = next,
+        }
+        match self.blocks.get_mut(next as usize) {
+            Some(next) => next.elder = elder,
+            None => place.get_mut().last = elder,
         }
     }
 
