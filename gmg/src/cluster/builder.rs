@@ -13,6 +13,15 @@ use crate::units::{Bandwidth, Bytes, Nanos};
 /// Host memory of a node that does not say how much it has.
 const HOST_MEMORY: Bytes = Bytes::gib(512);
 
+const MOST_DEVICES: u32 = 1 << 24;
+
+/// Pairs of places that a cluster keeps the way between: all within a node, and all hosts. 12 bytes each.
+const MOST_WAYS: u64 = 1 << 28;
+
+/// Links on the ways between all nodes together, four bytes each. A network has at most two on each way, direct
+/// links of `n` nodes in a chain a third of `n³` in all.
+const MOST_LINKS: u64 = 1 << 30;
+
 /// Collects nodes and the links between them.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterBuilder {
@@ -55,7 +64,8 @@ impl NodeBuilder {
     #[must_use]
     pub fn devices(mut self, count: u32, spec: DeviceSpec) -> Self {
         let spec = Arc::new(spec);
-        self.devices.extend((0..count).map(|_| Arc::clone(&spec)));
+        // What is too much for any cluster is not kept, only noticed.
+        self.devices.extend((0..count.min(MOST_DEVICES + 1)).map(|_| Arc::clone(&spec)));
         self
     }
 
@@ -128,7 +138,7 @@ impl ClusterBuilder {
     /// # Errors
     ///
     /// No nodes, a name given twice, a node without devices, a device or link with a capability of
-    /// zero, a link that names no node of the cluster.
+    /// zero, a link that names no node of the cluster, more ways between places than can be kept.
     pub fn build(self) -> Result<Cluster, ClusterError> {
         let ids = self.check()?;
         let mut wiring = Wiring::default();
@@ -156,6 +166,16 @@ impl ClusterBuilder {
         }
         let Wiring { topology, links, vertices } = wiring;
         let failed = vec![false; links.len()];
+        if !self.direct.is_empty() {
+            let count = Routes::links_between(&topology, &links, &vertices, &failed, MOST_LINKS);
+            if count > MOST_LINKS {
+                return Err(ClusterError::TooLarge {
+                    what: "links on the ways between nodes, or more,",
+                    count,
+                    most: MOST_LINKS,
+                });
+            }
+        }
         let routes = Routes::of(&nodes, &topology, &links, &vertices, &failed);
         let (topology, vertices) = (Arc::new(topology), Arc::new(vertices));
         Ok(Cluster { nodes, devices, links, topology, vertices, failed, routes })
@@ -173,7 +193,15 @@ impl ClusterBuilder {
             return Err(ClusterError::NoNodes);
         }
         let devices: u64 = self.nodes.iter().map(|(_, node)| node.devices.len() as u64).sum();
-        for (what, count, most) in [("nodes", self.nodes.len() as u64, 1 << 14), ("devices", devices, 1 << 24)] {
+        let square = |count: usize| (count as u64).saturating_mul(count as u64);
+        let within = self.nodes.iter().map(|(_, node)| square(node.devices.len() + 1));
+        let ways = within.fold(square(self.nodes.len()), u64::saturating_add);
+        let limits = [
+            ("nodes", self.nodes.len() as u64, 1 << 14),
+            ("devices", devices, u64::from(MOST_DEVICES)),
+            ("pairs of devices within nodes, and of nodes,", ways, MOST_WAYS),
+        ];
+        for (what, count, most) in limits {
             if count > most {
                 return Err(ClusterError::TooLarge { what, count, most });
             }

@@ -56,6 +56,9 @@ impl<'c> Route<'c> {
 /// A route as a range of the link list; `None` if there is none.
 type Span = Option<(u32, u32)>;
 
+/// Links on all routes. A builder refuses what comes near; where failed links make detours of more, the way is none.
+const MOST_LINKS: usize = u32::MAX as usize / 2;
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Routes {
     links: Vec<LinkId>,
@@ -91,13 +94,39 @@ impl Routes {
             routes.within.push(within);
         }
         for &from in &vertices.hosts {
-            search.run(from, |vertex| matches!(vertex, Vertex::Host(_) | Vertex::NetworkSwitch));
+            search.run(from, Self::joins_hosts);
             for &to in &vertices.hosts {
                 let span = search.route(to, &mut routes.links);
                 routes.between.push(span);
             }
         }
         routes
+    }
+
+    /// How many links the ways between the hosts have together; of more than `most`, any number above it.
+    pub(super) fn links_between(
+        topology: &DiGraph<Vertex, LinkId>,
+        links: &[Link],
+        vertices: &Vertices,
+        failed: &[bool],
+        most: u64,
+    ) -> u64 {
+        let mut search = Search::new(topology, links, failed);
+        let mut count = 0;
+        for &from in &vertices.hosts {
+            search.run(from, Self::joins_hosts);
+            let hops =
+                vertices.hosts.iter().filter_map(|to| search.labels[to.index()]).map(|label| u64::from(label.hops));
+            count += hops.sum::<u64>();
+            if count > most {
+                break;
+            }
+        }
+        count
+    }
+
+    fn joins_hosts(vertex: Vertex) -> bool {
+        matches!(vertex, Vertex::Host(_) | Vertex::NetworkSwitch)
     }
 
     pub(super) fn get<'c>(&'c self, cluster: &'c Cluster, from: Endpoint, to: Endpoint) -> Option<Route<'c>> {
@@ -208,6 +237,9 @@ impl<'t> Search<'t> {
     fn route(&self, to: NodeIndex, links: &mut Vec<LinkId>) -> Span {
         let mut label = self.labels[to.index()]?;
         let start = links.len();
+        if label.hops as usize > MOST_LINKS.saturating_sub(start) {
+            return None;
+        }
         while let Some((link, from)) = label.by {
             links.push(link);
             label = self.labels[from.index()]?;

@@ -228,3 +228,23 @@ fn ten_thousand_devices_have_routes() {
     assert_eq!(cluster.devices().len(), 10_000);
     assert_eq!(path(&cluster, device(0), device(9_999)).len(), 5);
 }
+
+#[test]
+fn clusters_whose_routes_cannot_be_held_are_refused() {
+    let too_large = |builder: ClusterBuilder| match builder.build() {
+        Err(ClusterError::TooLarge { what, count, most }) => (what, count > most),
+        other => panic!("expected a refusal: {:?}", other.map(|cluster| cluster.devices().len())),
+    };
+    let one = |devices| Cluster::builder().node("a", |n| n.devices(devices, DeviceSpec::l4()));
+    assert_eq!(too_large(one(40_000)), ("pairs of devices within nodes, and of nodes,", true));
+    assert_eq!(too_large(one(u32::MAX)), ("devices", true));
+    // A chain: 2000³ / 3 links.
+    let mut chain = Cluster::builder();
+    for node in 0..2000 {
+        chain = chain.node(node.to_string(), |n| n.devices(1, DeviceSpec::l4()));
+    }
+    for node in 1..2000 {
+        chain = chain.link(&(node - 1).to_string(), &node.to_string(), Bandwidth(1), Nanos(1));
+    }
+    assert_eq!(too_large(chain), ("links on the ways between nodes, or more,", true));
+}
