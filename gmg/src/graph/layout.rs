@@ -1,4 +1,4 @@
-//! Where activations lie in the arena of a lane.
+//! Where activations lie in the arena of a device.
 //!
 //! When a graph is built, every transient tensor gets a *buffer* that it shares only with tensors
 //! that are never alive at the same time. That assignment holds for every job; what a job decides

@@ -33,7 +33,7 @@ impl Role {
         }
     }
 
-    /// True for what lives in the activation arena of a lane.
+    /// True for what lives in the activation arena of a device.
     pub const fn is_transient(self) -> bool {
         matches!(self, Self::Input | Self::Activation | Self::Output)
     }
