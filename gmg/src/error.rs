@@ -32,12 +32,35 @@ pub enum GmgError {
     /// The device failed.
     #[error("{0} is lost")]
     DeviceLost(DeviceId),
+    /// The device did not fail, so it cannot return.
+    #[error("{0} is not lost; only a lost device returns")]
+    NotLost(DeviceId),
+    /// More bytes of the host are released than are reserved.
+    #[error("{bytes} of the host are to be released on {device}, where {reserved} are reserved")]
+    NotReserved {
+        /// Where.
+        device: DeviceId,
+        /// How many.
+        bytes: Bytes,
+        /// How many there are.
+        reserved: Bytes,
+    },
     /// A second tenant of the same name.
     #[error("tenant {0:?} exists already; names are unique")]
     DuplicateTenant(Arc<str>),
     /// A container without devices.
     #[error("the container of tenant {0:?} has no devices; it needs at least one")]
     EmptyContainer(Arc<str>),
+    /// A container whose devices are not in order.
+    #[error("the container of tenant {tenant:?} names {device} behind {before}: expected ascending devices")]
+    UnsortedContainer {
+        /// Whose container.
+        tenant: Arc<str>,
+        /// The first device out of order.
+        device: DeviceId,
+        /// The one named before it.
+        before: DeviceId,
+    },
     /// A device in two containers.
     #[error("{device} belongs to {container} already; a device is in one container")]
     DeviceTaken {
@@ -104,6 +127,29 @@ pub enum GmgError {
         usable: Bytes,
         /// What the device has.
         memory: Bytes,
+    },
+    /// A part of a layout that no allocator can hand out.
+    #[error("the layout of {device} has {bytes} for {what}: a part has {} at most", crate::memory::BestFit::LARGEST)]
+    PartTooLarge {
+        /// The device.
+        device: DeviceId,
+        /// Which part.
+        what: &'static str,
+        /// Its size.
+        bytes: Bytes,
+    },
+    /// A layout in more KV blocks than a pool has.
+    #[error(
+        "the layout of {device} makes {blocks} KV blocks of {kv_block} of what is usable: expected {} at most",
+        crate::memory::DeviceLayout::MOST_BLOCKS
+    )]
+    TooManyBlocks {
+        /// The device.
+        device: DeviceId,
+        /// Blocks that what is usable would have room for.
+        blocks: u64,
+        /// Bytes of one.
+        kv_block: Bytes,
     },
     /// The operators are not in a state from which they can be dispatched.
     #[error("operators {}..{} of {job} are not all pending", ops.start, ops.end)]

@@ -22,6 +22,7 @@ mod parts;
 mod reclaim;
 
 pub use best_fit::BestFit;
+pub(crate) use device::LayoutFault;
 #[cfg(feature = "serde")]
 pub(crate) use device::SavedDevice;
 pub use device::{DeviceLayout, DeviceMemory, WeightState};

@@ -8,7 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use peak_alloc::PeakAlloc;
 use proptest::prelude::*;
+use slicescheduler_gmg::Gmg;
+use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
 use slicescheduler_gmg::graph::OpGraph;
+use slicescheduler_gmg::id::DeviceId;
+use slicescheduler_gmg::memory::DeviceLayout;
+use slicescheduler_gmg::units::Bytes;
 use slicescheduler_gmg::wire::{self, LogReader, WireError};
 use support::stream::{Stream, steps};
 use support::{chain, diamond};
@@ -74,6 +79,60 @@ fn a_snapshot_with_lists_of_absurd_length_reserves_nothing() {
         hostile.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]);
         reseal(&mut hostile);
         survives(&hostile);
+    }
+}
+
+fn replaced(bytes: &[u8], at: usize, old: usize, new: &[u8]) -> Vec<u8> {
+    let mut bytes = [&bytes[..at], new, &bytes[at + old..]].concat();
+    reseal(&mut bytes);
+    bytes
+}
+
+fn contradicts(bytes: &[u8]) -> bool {
+    let restored = wire::restore(bytes, support::cluster(), &templates()[..]);
+    matches!(restored, Err(WireError::Contradiction { .. }))
+}
+
+/// The first record has the cluster's fingerprint, two empty lists, the version, the number of requests and
+/// that of the first page with one.
+#[test]
+fn counters_at_their_maximum_are_refused() {
+    let mut gmg = support::gmg();
+    support::request(&mut gmg, support::CHAT);
+    let bytes = wire::save(gmg.state()).unwrap();
+    let head = &bytes[14..];
+    let (before, rest): ((u64, [u8; 2]), _) = postcard::take_from_bytes(head).unwrap();
+    assert_eq!(before.1, [0, 0]);
+    let (counters, behind): ([u64; 3], _) = postcard::take_from_bytes(rest).unwrap();
+    assert_eq!(counters, [gmg.version().0, 1, 0]);
+    let (at, old) = (bytes.len() - rest.len(), rest.len() - behind.len());
+    for (counter, most) in (0..3).flat_map(|counter| [u64::MAX, 1 << 63, (1 << 63) - 1].map(|most| (counter, most))) {
+        let mut hostile = counters;
+        hostile[counter] = most;
+        let hostile = replaced(&bytes, at, old, &postcard::to_allocvec(&hostile).unwrap());
+        let fits = (counter, most) == (0, (1 << 63) - 1);
+        assert_eq!(contradicts(&hostile), !fits, "counter {counter} at {most}");
+        if fits {
+            let mut gmg = wire::restore(&hostile, support::cluster(), &templates()[..]).unwrap();
+            support::request(&mut gmg, support::CHAT);
+            assert_eq!(gmg.version().0, 1 << 63);
+        }
+    }
+}
+
+#[test]
+fn layouts_that_no_table_can_hold_are_refused() {
+    let cluster = Cluster::builder().node("a", |node| node.devices(1, DeviceSpec::h100_sxm())).build().unwrap();
+    let layout = DeviceLayout::of(Bytes::gib(64));
+    let mut gmg = Gmg::new(cluster.clone());
+    gmg.lay_out(DeviceId(0), layout).unwrap();
+    let bytes = wire::save(gmg.state()).unwrap();
+    let written = postcard::to_allocvec(&layout).unwrap();
+    let at = bytes.windows(written.len()).position(|window| window == written).unwrap();
+    for (kv_block, fits) in [(Bytes::kib(1), true), (Bytes(1023), false), (Bytes(1), false)] {
+        let layout = postcard::to_allocvec(&DeviceLayout { kv_block, ..layout }).unwrap();
+        let restored = wire::restore(&replaced(&bytes, at, written.len(), &layout), cluster.clone(), &templates()[..]);
+        assert_eq!(restored.is_ok(), fits, "{kv_block}");
     }
 }
 

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use slicescheduler_gmg::cluster::{Cluster, DeviceSpec, Endpoint};
 use slicescheduler_gmg::delta::Divergence;
-use slicescheduler_gmg::id::{ContainerId, DeviceId, LinkId, ModelId, TenantId};
+use slicescheduler_gmg::id::{ContainerId, DeviceId, JobId, LinkId, ModelId, TenantId};
 use slicescheduler_gmg::job::OpState;
-use slicescheduler_gmg::memory::{ByteKind, Residency, WeightState};
+use slicescheduler_gmg::memory::{ByteKind, DeviceLayout, Residency, WeightState};
 use slicescheduler_gmg::plan::{Action, Command, DeviceReport, Event, Rank, Source};
 use slicescheduler_gmg::request::RequestState;
 use slicescheduler_gmg::tenant::Layout;
@@ -273,4 +273,83 @@ fn what_an_agent_does_not_hold_is_recalled_or_lost() {
     let nowhere = DeviceReport { device: DeviceId(7), ..DeviceReport::default() };
     let unknown = divergence(&mut gmg, Event::Resync { devices: vec![nowhere], at: Nanos(7) });
     assert_eq!(unknown, Some(Divergence::UnknownDevice(DeviceId(7))));
+}
+
+fn one_device(memory: Bytes) -> Gmg {
+    let mut spec = DeviceSpec::h100_sxm();
+    spec.memory = memory;
+    Gmg::new(Cluster::builder().node("a", |node| node.devices(1, spec)).build().unwrap())
+}
+
+#[test]
+fn a_layout_that_no_table_can_hold_is_refused() {
+    let device = DeviceId(0);
+    let mut gmg = one_device(Bytes::gib(4096));
+    let layout = DeviceLayout::of(Bytes::gib(64));
+    let bytewise = gmg.lay_out(device, DeviceLayout { kv_block: Bytes(1), ..layout }).unwrap_err();
+    assert_eq!(bytewise, GmgError::TooManyBlocks { device, blocks: 64 << 30, kv_block: Bytes(1) });
+    let bytes = Bytes::gib(1024);
+    let wide = DeviceLayout { usable: Bytes::gib(2048), weights: bytes, ..layout };
+    let wide = gmg.lay_out(device, wide).unwrap_err();
+    assert_eq!(wide, GmgError::PartTooLarge { device, what: "weights", bytes });
+    // 2^26 blocks of a kibibyte are 64 GiB.
+    gmg.lay_out(device, DeviceLayout { kv_block: Bytes::kib(1), ..layout }).unwrap();
+}
+
+#[test]
+fn a_device_of_any_size_lends_blocks_and_has_them_back() {
+    let device = DeviceId(0);
+    let mut gmg = one_device(Bytes::MAX);
+    let blocks = |gmg: &Gmg| gmg.state().memory(device).unwrap().borrowed_blocks();
+    gmg.apply(Intent::BorrowSlots { device, blocks: 1 }).unwrap();
+    assert_eq!(blocks(&gmg), 1);
+    gmg.apply(Intent::BorrowSlots { device, blocks: 0 }).unwrap();
+    assert_eq!(blocks(&gmg), 0);
+}
+
+#[test]
+fn only_what_is_reserved_is_released_and_only_what_was_lost_returns() {
+    let (mut gmg, device) = (gmg(), DeviceId(0));
+    gmg.apply(Intent::ReserveExternal { device, bytes: Bytes(3) }).unwrap();
+    let more = gmg.apply(Intent::ReleaseExternal { device, bytes: Bytes(4) }).unwrap_err();
+    assert_eq!(more, GmgError::NotReserved { device, bytes: Bytes(4), reserved: Bytes(3) });
+    gmg.apply(Intent::ReleaseExternal { device, bytes: Bytes(3) }).unwrap();
+    let here = gmg.apply(Intent::ReturnDevice { device }).unwrap_err();
+    assert_eq!(here, GmgError::NotLost(device));
+}
+
+#[test]
+fn a_container_names_its_devices_in_order() {
+    let mut gmg = Gmg::new(cluster());
+    let tenant = gmg.add_tenant(Tenant::best_effort("batch")).unwrap();
+    let container = Container { devices: [2, 1].map(DeviceId).to_vec(), ..Container::replicas([]) };
+    let unsorted = gmg.add_model(tenant, Model::new("chain", chain()), container).unwrap_err();
+    let expected = GmgError::UnsortedContainer { tenant: "batch".into(), device: DeviceId(1), before: DeviceId(2) };
+    assert_eq!(unsorted, expected);
+}
+
+/// Twenty-five thousand sequences that the graph has, as many models and jobs that it has not, and runs of
+/// operators that count to more than 2^32.
+#[test]
+fn a_report_of_any_length_is_absorbed() {
+    let mut gmg = one_device(Bytes::gib(80));
+    let device = DeviceId(0);
+    let tenant = gmg.add_tenant(Tenant::best_effort("batch")).unwrap();
+    let model = gmg.add_model(tenant, Model::new("chain", chain()), Container::replicas([0])).unwrap();
+    let requests: Vec<_> = (0..25_000).map(|_| request(&mut gmg, tenant)).collect();
+    let mut spec = batch(model, &requests, 0);
+    spec.binding = iteration(model, 1).binding;
+    let job = gmg.submit(spec).unwrap();
+    dispatch(&mut gmg, job, 0..OPS, lane(0, 0)).unwrap();
+    let absent = JobId { slot: 9, generation: 9 };
+    let report = DeviceReport {
+        device,
+        queued: vec![(lane(0, 0), job, 0..OPS), (lane(0, 0), absent, 0..u32::MAX), (lane(0, 0), absent, 0..u32::MAX)],
+        jobs: std::iter::once(job).chain((0..25_000).map(|slot| JobId { slot, generation: 1 })).collect(),
+        models: (0..25_000).map(ModelId).collect(),
+        sequences: requests.iter().rev().copied().collect(),
+    };
+    let found = divergence(&mut gmg, Event::Resync { devices: vec![report], at: Nanos(5) });
+    let expected = Divergence::OutOfDate { device, recalled: 0, jobs: 0, models: 0, sequences: 0, unknown: u32::MAX };
+    assert_eq!(found, Some(expected));
 }

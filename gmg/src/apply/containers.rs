@@ -108,11 +108,18 @@ fn refuse_container<S: Store>(store: &S, tenant: &Arc<str>, container: &Containe
     if let Some(&sharer) = container.sharers.iter().find(|&&sharer| store.tenant(sharer).is_none()) {
         return Err(GmgError::NoSuchTenant(sharer));
     }
-    for (index, &device) in container.devices.iter().enumerate() {
+    let mut last = None;
+    for &device in &container.devices {
         usable_device(store, device)?;
-        if container.devices[..index].contains(&device) {
-            let container = ContainerId(store.containers().len() as u32);
-            return Err(GmgError::DeviceTaken { device, container });
+        match last.replace(device) {
+            Some(before) if before == device => {
+                let container = ContainerId(store.containers().len() as u32);
+                return Err(GmgError::DeviceTaken { device, container });
+            }
+            Some(before) if before > device => {
+                return Err(GmgError::UnsortedContainer { tenant: tenant.clone(), device, before });
+            }
+            _ => {}
         }
         if let Some(container) = store.container_of(device) {
             return Err(GmgError::DeviceTaken { device, container });

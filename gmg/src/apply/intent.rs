@@ -17,7 +17,7 @@ use crate::gang::GangError;
 use crate::graph::OpGraph;
 use crate::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, TransferId};
 use crate::job::{Job, JobSpec, Segments, StoredState};
-use crate::memory::{DeviceLayout, DeviceMemory, WeightState};
+use crate::memory::{ByteKind, DeviceLayout, DeviceMemory, LayoutFault, WeightState};
 use crate::plan::{Rank, Source};
 use crate::request::{Request, RequestState};
 use crate::state::Store;
@@ -61,7 +61,12 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
             Ok(Effect::None)
         }
         Intent::ReleaseExternal { device, bytes } => {
-            memory(store, *device)?.release_external(*bytes);
+            let memory = memory(store, *device)?;
+            let reserved = memory.ledger().of(ByteKind::External);
+            if *bytes > reserved {
+                return Err(GmgError::NotReserved { device: *device, bytes: *bytes, reserved });
+            }
+            memory.release_external(*bytes);
             Ok(Effect::None)
         }
         Intent::SharePrefix { request, device, hashes } => prefixes::share(store, *request, *device, hashes),
@@ -74,6 +79,9 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
         Intent::BorrowSlots { device, blocks } => borrow_slots(store, *device, *blocks),
         Intent::ReturnDevice { device } => {
             memory(store, *device)?;
+            if !store.is_lost(*device) {
+                return Err(GmgError::NotLost(*device));
+            }
             store.statics_mut().lost[device.index()] = false;
             Ok(Effect::None)
         }
@@ -100,9 +108,16 @@ fn lay_out<S: Store>(store: &mut S, device: DeviceId, layout: DeviceLayout) -> R
         return Err(GmgError::DeviceInUse(device, used));
     }
     let capacity = store.cluster().devices()[device.index()].spec.memory;
-    let wanted = layout.kv_offset();
-    if wanted > layout.usable || layout.usable > capacity {
-        return Err(GmgError::LayoutTooLarge { device, wanted, usable: layout.usable, memory: capacity });
+    match layout.fault(capacity) {
+        Some(LayoutFault::TooLarge) => {
+            let wanted = layout.kv_offset();
+            return Err(GmgError::LayoutTooLarge { device, wanted, usable: layout.usable, memory: capacity });
+        }
+        Some(LayoutFault::Part { what, bytes }) => return Err(GmgError::PartTooLarge { device, what, bytes }),
+        Some(LayoutFault::Blocks(blocks)) => {
+            return Err(GmgError::TooManyBlocks { device, blocks, kv_block: layout.kv_block });
+        }
+        None => {}
     }
     let memory = memory(store, device)?;
     *memory = memory.emptied(layout);
@@ -128,7 +143,7 @@ fn borrow_slots<S: Store>(store: &mut S, device: DeviceId, blocks: u32) -> Resul
         device,
         what,
         wanted: bytes(used),
-        available: bytes(layout.kv_blocks() + blocks),
+        available: bytes(layout.kv_blocks().saturating_add(blocks)),
     })?;
     Ok(if moves.is_empty() { Effect::None } else { Effect::Moved(moves.into()) })
 }

@@ -1,5 +1,6 @@
 //! What the graph says about a device gives way to what the device's agent says.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use super::observation::{Report, abandon, leave_lane, start_over, take_back};
@@ -10,7 +11,7 @@ use crate::plan::DeviceReport;
 use crate::request::RequestState;
 use crate::state::Store;
 
-/// How far the graph was from a report.
+/// How far the graph was from a report. Counts saturate: a report may be of any length.
 #[derive(Default)]
 struct Gap {
     recalled: u32,
@@ -52,33 +53,49 @@ fn follow<S: Store>(store: &mut S, report: &DeviceReport) -> Gap {
     gap
 }
 
+/// The operators on the lanes of a report, in order: runs of one job on one lane neither overlap nor touch.
+fn runs(report: &DeviceReport) -> Vec<(LaneId, JobId, Range<u32>)> {
+    let mut runs: Vec<_> = report.queued.iter().filter(|(.., ops)| ops.start < ops.end).cloned().collect();
+    runs.sort_unstable_by_key(|(lane, job, ops)| (*lane, *job, ops.start));
+    runs.dedup_by(|(lane, job, ops), (before_lane, before_job, before)| {
+        let joins = (&*lane, &*job) == (&*before_lane, &*before_job) && ops.start <= before.end;
+        if joins {
+            before.end = before.end.max(ops.end);
+        }
+        joins
+    });
+    runs
+}
+
+/// How many of `reported` the graph does not know.
+fn unknown<'r, T: 'r>(reported: &'r [T], known: impl Fn(&T) -> bool) -> u32 {
+    u32::try_from(reported.iter().filter(|item| !known(item)).count()).unwrap_or(u32::MAX)
+}
+
 /// Operators that the agent does not have on its lanes go back to pending.
 fn lanes<S: Store>(store: &mut S, report: &DeviceReport, gap: &mut Gap) {
     let device = report.device;
     let count = store.cluster().device(device).map_or(0, |device| device.spec.lanes);
-    let mut known = 0;
+    let runs = runs(report);
+    let mut known = 0_u32;
     for lane in (0..count).map(|index| LaneId::new(device, index)) {
         let queue: Vec<(JobId, Range<u32>)> = store
             .lane(lane)
             .map_or_else(Vec::new, |lane| lane.queue().iter().map(|entry| (entry.job, entry.ops.clone())).collect());
         for (job, ops) in queue {
             let mut next = ops.start;
-            let mut held: Vec<Range<u32>> = report
-                .queued
-                .iter()
-                .filter(|(on, of, _)| *on == lane && *of == job)
-                .map(|(_, _, held)| held.start.max(ops.start)..held.end.min(ops.end))
-                .filter(|held| held.start < held.end)
-                .collect();
-            held.sort_unstable_by_key(|held| held.start);
-            for held in held.into_iter().chain(std::iter::once(ops.end..ops.end)) {
+            let first = runs.partition_point(|(on, of, held)| (*on, *of, held.end) <= (lane, job, ops.start));
+            let held =
+                runs[first..].iter().take_while(|(on, of, held)| (*on, *of) == (lane, job) && held.start < ops.end);
+            let held = held.map(|(.., held)| held.start.max(ops.start)..held.end.min(ops.end));
+            for held in held.chain(std::iter::once(ops.end..ops.end)) {
                 if next < held.start {
                     let gone = next..held.start;
-                    gap.recalled += gone.end - gone.start;
+                    gap.recalled = gap.recalled.saturating_add(gone.end - gone.start);
                     leave_lane(store, Report { job, ops: &gone, lane }, "gone", take_back);
                     abandon(store, job);
                 }
-                known += held.end.saturating_sub(held.start.max(next));
+                known = known.saturating_add(held.end - held.start);
                 next = next.max(held.end);
             }
         }
@@ -91,15 +108,16 @@ fn lanes<S: Store>(store: &mut S, report: &DeviceReport, gap: &mut Gap) {
 /// Jobs whose activations the agent does not have start over.
 fn activations<S: Store>(store: &mut S, report: &DeviceReport, gap: &mut Gap) {
     let on = |store: &S, id: JobId| store.job(id).and_then(|job| job.arena).is_some_and(|(on, _)| on == report.device);
+    let reported: HashSet<JobId> = report.jobs.iter().copied().collect();
     let mut jobs = Vec::new();
     store.jobs(&mut jobs);
     for id in jobs {
-        if on(store, id) && !report.jobs.contains(&id) && store.job(id).is_some_and(|job| !job.is_dispatched()) {
-            gap.jobs += 1;
+        if on(store, id) && !reported.contains(&id) && store.job(id).is_some_and(|job| !job.is_dispatched()) {
+            gap.jobs = gap.jobs.saturating_add(1);
             start_over(store, id);
         }
     }
-    gap.unknown += report.jobs.iter().filter(|&&id| !on(store, id)).count() as u32;
+    gap.unknown = gap.unknown.saturating_add(unknown(&report.jobs, |&id| on(store, id)));
 }
 
 fn weights<S: Store>(store: &mut S, report: &DeviceReport, gap: &mut Gap) {
@@ -108,23 +126,25 @@ fn weights<S: Store>(store: &mut S, report: &DeviceReport, gap: &mut Gap) {
     let whole: Vec<ModelId> = memory.models().map(|(model, _)| model).collect();
     let parts: Vec<(ModelId, Range<u32>)> =
         memory.weight_parts().iter().map(|part| (part.model, part.ops.clone())).collect();
-    for &model in whole.iter().filter(|model| !report.models.contains(model)) {
-        gap.models += 1;
+    let reported: HashSet<ModelId> = report.models.iter().copied().collect();
+    for &model in whole.iter().filter(|model| !reported.contains(model)) {
+        gap.models = gap.models.saturating_add(1);
         memory.release_weights(model);
     }
-    for (model, ops) in parts.iter().filter(|(model, _)| !report.models.contains(model)) {
-        gap.models += 1;
+    for (model, ops) in parts.iter().filter(|(model, _)| !reported.contains(model)) {
+        gap.models = gap.models.saturating_add(1);
         memory.release_part(*model, ops);
     }
-    let known = |model: &&ModelId| whole.contains(model) || parts.iter().any(|(of, _)| of == *model);
-    gap.unknown += report.models.iter().filter(|model| !known(model)).count() as u32;
+    let known: HashSet<ModelId> = whole.iter().copied().chain(parts.iter().map(|&(model, _)| model)).collect();
+    gap.unknown = gap.unknown.saturating_add(unknown(&report.models, |model| known.contains(model)));
 }
 
 fn kv<S: Store>(store: &mut S, report: &DeviceReport, gap: &mut Gap) {
     let device: DeviceId = report.device;
     let known: Vec<RequestId> = store.memory(device).map_or_else(Vec::new, |memory| memory.kv().sequences());
-    for &id in known.iter().filter(|id| !report.sequences.contains(id)) {
-        gap.sequences += 1;
+    let reported: HashSet<RequestId> = report.sequences.iter().copied().collect();
+    for &id in known.iter().filter(|id| !reported.contains(id)) {
+        gap.sequences = gap.sequences.saturating_add(1);
         let home = store.request(id).and_then(|request| request.device);
         sequences::release(store, id, home.unwrap_or(device));
         if let Some(request) = store.request_mut(id).filter(|request| !request.state.is_final()) {
@@ -132,7 +152,8 @@ fn kv<S: Store>(store: &mut S, report: &DeviceReport, gap: &mut Gap) {
             request.device = None;
         }
     }
-    gap.unknown += report.sequences.iter().filter(|id| !known.contains(id)).count() as u32;
+    let known: HashSet<RequestId> = known.into_iter().collect();
+    gap.unknown = gap.unknown.saturating_add(unknown(&report.sequences, |id| known.contains(id)));
     // An agent reports sequences; it may have kept nothing else.
     if let Some(memory) = store.memory_mut(device).filter(|memory| memory.kv().cachers().next().is_some()) {
         memory.drop_cached_kv(None);

@@ -41,7 +41,11 @@ pub struct BestFit {
 }
 
 impl BestFit {
-    /// An allocator over `range`, all free. The range is shrunk to aligned bounds, and to 1 TiB.
+    /// The longest range: a unit short of 1 TiB.
+    pub const LARGEST: Bytes = Bytes(u32::MAX as u64 * ALIGNMENT);
+
+    /// An allocator over `range`, all free. The range is shrunk to aligned bounds, and to
+    /// [`LARGEST`](Self::LARGEST).
     pub fn new(range: Region) -> Self {
         let start = range.offset.align_up(ALIGNMENT);
         let units = (range.end().get() / ALIGNMENT).saturating_sub(start.get() / ALIGNMENT);
@@ -143,7 +147,7 @@ impl BestFit {
         let touches =
             self.offsets.last().zip(self.lengths.last()).is_some_and(|(offset, length)| offset + length == self.units);
         match self.lengths.last_mut() {
-            Some(length) if touches => *length = *length + units - self.units,
+            Some(length) if touches => *length = units - (self.units - *length),
             _ if units > self.units => self.insert(self.offsets.len(), self.units, units - self.units),
             _ => {}
         }
@@ -263,6 +267,16 @@ mod tests {
         let memory = BestFit::new(Region { offset: Bytes(100), bytes: Bytes::gib(2048) });
         assert_eq!(memory.range(), Region { offset: Bytes(256), bytes: Bytes(u64::from(u32::MAX) * 256) });
         assert_eq!(memory.largest_gap(), memory.free_bytes());
+    }
+
+    #[test]
+    fn the_end_of_a_range_beyond_half_a_tebibyte_moves() {
+        let whole = Region { offset: Bytes::ZERO, bytes: BestFit::LARGEST };
+        let mut memory = BestFit::new(whole);
+        for end in [Bytes::gib(1000), Bytes::gib(600), BestFit::LARGEST] {
+            assert!(memory.end_at(end));
+            assert_eq!((memory.range().bytes, memory.free_bytes(), memory.largest_gap()), (end, end, end));
+        }
     }
 
     #[test]

@@ -33,10 +33,19 @@ pub struct DeviceLayout {
 }
 
 impl DeviceLayout {
+    /// The most KV blocks of a device, borrowed ones included. One growth can take them all, and each takes four
+    /// bytes of its sequence's table.
+    pub const MOST_BLOCKS: u32 = 1 << 26;
+
+    /// What [`of`](Self::of) divides at most: as much as blocks of 2 MiB can be counted of.
+    const MOST_MEMORY: Bytes = Bytes((Self::MOST_BLOCKS as u64) << 21);
+
     /// A layout for a device of which nothing is known but its memory: half for weights, 1/8 for
-    /// activations, 1/64 for staging, the rest in KV blocks of 2 MiB for 16 tokens.
+    /// activations, 1/64 for staging, the rest in KV blocks of 2 MiB for 16 tokens. No part is larger than
+    /// [`BestFit::LARGEST`], and nothing beyond 128 TiB is used.
     pub fn of(memory: Bytes) -> Self {
-        let part = |n: u64| Bytes(memory.get() / n);
+        let memory = memory.min(Self::MOST_MEMORY);
+        let part = |n: u64| Bytes(memory.get() / n).min(BestFit::LARGEST);
         Self {
             usable: memory,
             weights: part(2),
@@ -45,6 +54,19 @@ impl DeviceLayout {
             kv_block: Bytes::mib(2),
             kv_block_tokens: 16,
         }
+    }
+
+    /// Why a device with `memory` cannot be laid out so.
+    pub(crate) fn fault(&self, memory: Bytes) -> Option<LayoutFault> {
+        if self.kv_offset() > self.usable || self.usable > memory {
+            return Some(LayoutFault::TooLarge);
+        }
+        let parts = [("weights", self.weights), ("activations", self.arena), ("staging", self.staging)];
+        if let Some((what, bytes)) = parts.into_iter().find(|&(_, bytes)| bytes > BestFit::LARGEST) {
+            return Some(LayoutFault::Part { what, bytes });
+        }
+        let blocks = self.usable.get().checked_div(self.kv_block.get()).unwrap_or(0);
+        (blocks > u64::from(Self::MOST_BLOCKS)).then_some(LayoutFault::Blocks(blocks))
     }
 
     /// Bytes that are left for KV blocks.
@@ -102,6 +124,17 @@ impl DeviceLayout {
             Some(borrowed) => self.weights_end(borrowed.saturating_add(1)),
         }
     }
+}
+
+/// Why a device cannot be laid out in some way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LayoutFault {
+    /// The parts are larger than what is usable, or that than the device.
+    TooLarge,
+    /// A part is larger than [`BestFit::LARGEST`].
+    Part { what: &'static str, bytes: Bytes },
+    /// More KV blocks than [`DeviceLayout::MOST_BLOCKS`].
+    Blocks(u64),
 }
 
 /// Whether a model's weights are on a device.
@@ -195,7 +228,7 @@ impl DeviceMemory {
 
     /// KV blocks that lie in the part for weights now.
     pub fn borrowed_blocks(&self) -> u32 {
-        self.kv.total() - self.layout.kv_blocks()
+        self.kv.total().saturating_sub(self.layout.kv_blocks())
     }
 
     /// The most KV blocks that the part for weights has room for behind the weights that are there.
@@ -210,7 +243,7 @@ impl DeviceMemory {
         if blocks > self.borrowable_blocks() {
             return None;
         }
-        let moves = Arc::make_mut(&mut self.kv).resize(self.layout.kv_blocks() + blocks)?;
+        let moves = Arc::make_mut(&mut self.kv).resize(self.layout.kv_blocks().checked_add(blocks)?)?;
         Arc::make_mut(&mut self.weights).slots.end_at(self.layout.weights_end(blocks));
         Some(moves)
     }

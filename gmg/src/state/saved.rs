@@ -17,7 +17,7 @@ use super::{Slot, State, Statics};
 use crate::cluster::Cluster;
 use crate::gang::Members;
 use crate::id::{ContainerId, DeviceId, JobId, LaneId, LinkId, RequestId, TenantId, Version};
-use crate::memory::{DeviceMemory, SavedDevice};
+use crate::memory::{DeviceMemory, LayoutFault, SavedDevice};
 use crate::request::{Request, RequestState};
 use crate::tenant::{Container, Model, Tenant};
 use crate::view::{GmgView, Lane, LaneEntry};
@@ -35,6 +35,13 @@ struct Head {
     /// The number of the first page of requests.
     first_page: u64,
 }
+
+/// What no counter has reached when it is restored, so that none overflows afterwards.
+const MOST_COUNTED: u64 = u64::MAX / 2;
+
+/// The most pages from the first that a request lives on to that of the next request. The table of requests
+/// has a word for each.
+const MOST_PAGES: u64 = 1 << 24;
 
 impl State {
     pub(crate) fn save(&self, into: &mut Writer) -> Result<(), WireError> {
@@ -92,6 +99,9 @@ impl State {
         }
         let cluster = cluster.with_failed(&head.failed).ok_or_else(|| from.refuse("a link that there is not"))?;
         let mut state = Self::new(cluster);
+        if head.version.0.max(head.next_request) > MOST_COUNTED {
+            return Err(from.refuse("a version or a number of requests that no graph reaches"));
+        }
         (state.version, state.next_request) = (head.version, head.next_request);
         let statics = Arc::make_mut(&mut state.statics);
         for device in head.lost {
@@ -106,7 +116,14 @@ impl State {
     }
 
     fn read_requests(&mut self, from: &mut Reader<'_>, first_page: u64) -> Result<(), WireError> {
+        if first_page > self.next_request / u64::from(u64::BITS) {
+            return Err(from.refuse("a first page of requests that have not arrived"));
+        }
         let pages = from.get_all("requests of a page", Ok::<u64, Refusal>)?;
+        let to_come = self.next_request / u64::from(u64::BITS) - first_page;
+        if pages.iter().any(|&page| page != 0) && to_come > MOST_PAGES {
+            return Err(from.refuse("requests too far behind the next one"));
+        }
         for (number, page) in (first_page..).zip(pages) {
             for bit in (0..u64::BITS).filter(|bit| page >> bit & 1 == 1) {
                 let request: Request = from.get("request")?;
@@ -185,8 +202,11 @@ impl State {
         for (device, arenas) in (0..).map(DeviceId).zip(arenas) {
             let saved: SavedDevice = from.get("device")?;
             let capacity = self.cluster().device(device).map_or(crate::units::Bytes::ZERO, |device| device.spec.memory);
-            if saved.layout.kv_offset() > saved.layout.usable || saved.layout.usable > capacity {
-                return Err(from.refuse("a layout larger than the device"));
+            match saved.layout.fault(capacity) {
+                Some(LayoutFault::TooLarge) => return Err(from.refuse("a layout larger than the device")),
+                Some(LayoutFault::Part { .. }) => return Err(from.refuse("a part of a device that is too large")),
+                Some(LayoutFault::Blocks(_)) => return Err(from.refuse("a layout in too many KV blocks")),
+                None => {}
             }
             let memory = DeviceMemory::restored(saved, arenas.into_iter(), known);
             self.memory[device.index()] = memory.map_err(|what| from.refuse(what))?;
@@ -235,6 +255,9 @@ fn read_mapping<T: Templates + ?Sized>(
         }
         if !known(&container.tenant) || !container.sharers.iter().all(known) {
             return Err("a container of nobody".into());
+        }
+        if !container.devices.is_sorted() {
+            return Err("a container whose devices are not in order".into());
         }
         for device in &container.devices {
             match container_of.get_mut(device.index()) {

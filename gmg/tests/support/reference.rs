@@ -437,12 +437,11 @@ impl Reference {
                 device.external = device.external.saturating_add(bytes.get());
             }
             Intent::ReleaseExternal { device, bytes } => {
-                self.device(*device)?;
-                let device = &mut self.devices[device.index()];
-                device.external = device.external.saturating_sub(bytes.get());
+                self.device(*device).filter(|found| bytes.get() <= found.external)?;
+                self.devices[device.index()].external -= bytes.get();
             }
             Intent::ReturnDevice { device } => {
-                self.device(*device)?;
+                self.device(*device).filter(|found| found.lost)?;
                 self.devices[device.index()].lost = false;
             }
             other => self.intend_sharing(other)?,

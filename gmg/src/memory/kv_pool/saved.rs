@@ -59,6 +59,9 @@ impl KvPool {
         if sequences.iter().any(|sequence| sequence.tenant.index() >= counted as usize) {
             return Err("a sequence of a tenant of which nothing is counted");
         }
+        if shared.iter().flat_map(|shared| &shared.displaced).any(|&displaced| displaced > u64::MAX / 2) {
+            return Err("more blocks displaced than any pool reaches");
+        }
         let held = sequences.iter().map(|sequence| sequence.table.len()).fold(free.len(), usize::saturating_add);
         let untouched = shared.as_ref().map_or(held, |shared| shared.had.len());
         if untouched > total as usize {
@@ -89,5 +92,27 @@ impl KvPool {
             None => return Err("a free block that is held, or free twice"),
         }
         Ok(pool)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_at_their_maximum_are_refused() {
+        let (mut pool, owner, other) = (KvPool::caching(1), TenantId(0), TenantId(1));
+        pool.grow(RequestId(0), owner, 1);
+        pool.publish(RequestId(0), 0, &[7]);
+        pool.release(RequestId(0));
+        pool.grow(RequestId(1), other, 1);
+        assert_eq!(pool.displaced(owner), 1);
+        for (displaced, fits) in [(u64::MAX, false), (u64::MAX / 2 + 1, false), (u64::MAX / 2, true)] {
+            let mut saved = pool.save();
+            for count in saved.shared.iter_mut().flat_map(|shared| &mut shared.displaced) {
+                *count = displaced;
+            }
+            assert_eq!(KvPool::restored(1, saved, 2).is_ok(), fits, "{displaced}");
+        }
     }
 }
