@@ -6,8 +6,8 @@
 //! | Kineto (Chrome JSON of the PyTorch profiler) | `kineto` | kernels, copies, fills; the calls that launched them | streams, threads, launches, recorded waits |
 //! | PyTorch execution trace | `pytorch` | the calls that compute, at the innermost level | tensors, through the storage they lie in |
 //!
-//! [`read`] finds the format out by content; files may be plain, gzip, or the first trace of a tar
-//! archive. Reading is one pass: memory grows with the operators and edges that are kept, and with
+//! [`read`] finds the format out by content; files may be plain, gzip, or the first file of a tar
+//! archive, within each other up to four deep. Reading is one pass: memory grows with the operators and edges that are kept, and with
 //! one record, never with the file. Every bound is a field of [`Limits`].
 //!
 //! What is not an operator is dropped and counted by [`Reason`]; what contradicts itself is an
@@ -152,7 +152,7 @@ pub struct Limits {
     pub total_bytes: u64,
     /// Operators. 4 million.
     pub ops: u64,
-    /// Dependencies. 64 million.
+    /// Dependencies; in PyTorch's traces tensors that calls read and write, too. 64 million.
     pub edges: u64,
     /// Bytes of a name; the tail of a longer one is dropped. 512.
     pub name_bytes: usize,

@@ -440,3 +440,121 @@ fn contradictions_are_refused_with_their_place() {
     let import = import::read(events.as_bytes(), "times", &Options::default()).unwrap();
     assert_eq!(import.account.dropped.get(&import::Reason::BadTime), Some(&5));
 }
+
+#[test]
+fn files_are_unpacked_four_deep() {
+    let _turn = TURN.lock().unwrap();
+    let gzip = |bytes: &[u8]| {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(bytes).unwrap();
+        packed.finish().unwrap()
+    };
+    // A header of ustar (POSIX.1-1988) and the file in blocks of 512 bytes.
+    let tar = |bytes: &[u8]| {
+        let mut header = [0; 512];
+        header[..5].copy_from_slice(b"trace");
+        header[124..136].copy_from_slice(format!("{:011o}\0", bytes.len()).as_bytes());
+        header[148..156].fill(b' ');
+        header[156] = b'0';
+        header[257..265].copy_from_slice(b"ustar\x0000");
+        let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        let padding = bytes.len().next_multiple_of(512) - bytes.len() + 1024;
+        [&header[..], bytes, &vec![0; padding]].concat()
+    };
+    let ops = |bytes: &[u8]| import::read(bytes, "packed", &Options::default()).map(|import| import.account.ops);
+    let plain = KINETO.as_bytes();
+    for packed in
+        [tar(plain), gzip(&tar(plain)), gzip(&gzip(plain)), tar(&gzip(plain)), gzip(&tar(&gzip(&gzip(plain))))]
+    {
+        assert_eq!(ops(&packed).unwrap(), 4);
+    }
+    let deeper = ops(&gzip(&gzip(&tar(&gzip(&gzip(plain)))))).unwrap_err();
+    assert!(matches!(deeper, ImportError::UnknownFormat { .. }), "{deeper}");
+    let marked = [b"\xef\xbb\xbf", plain].concat();
+    assert_eq!(ops(&marked).unwrap(), 4);
+}
+
+#[test]
+fn text_that_is_no_trace_is_told_so() {
+    let _turn = TURN.lock().unwrap();
+    for text in ["time,duration\n1,2\n", "The trace was moved.", "\u{feff}name", "42"] {
+        let error = import::read(text.as_bytes(), "text", &Options::default()).unwrap_err();
+        assert!(matches!(error, ImportError::UnknownFormat { .. }), "{text}: {error}");
+        assert!(error.to_string().contains("expected a Chakra, Kineto or PyTorch trace"), "{error}");
+    }
+    let read = import::read(&messages()[..], "messages", &Options::default()).unwrap();
+    assert_eq!(read.account.format, Format::Chakra);
+}
+
+#[test]
+fn names_of_groups_are_cut_like_all_names() {
+    let _turn = TURN.lock().unwrap();
+    let group = "g".repeat(5000);
+    let chakra = format!(
+        r#"{{"workload_graph": [{{"Id": 1, "Name": "ar", "NodeType": 7, "comm_type": 0, "pg_name": "{group}"}}]}}"#
+    );
+    let kineto = KINETO.replace(r#""Group size": 8"#, &format!(r#""Process Group Name": "{group}""#));
+    let messages = {
+        let mut file = Vec::new();
+        let limits = Limits { name_bytes: 5000, ..Limits::default() };
+        let whole = import::read(chakra.as_bytes(), "whole", &Options { limits, ..Options::default() }).unwrap();
+        export::chakra(Source::from(&whole), &mut file).unwrap();
+        file
+    };
+    for file in [chakra.as_bytes(), kineto.as_bytes(), &messages] {
+        let import = import::read(file, "groups", &Options::default()).unwrap();
+        let groups: Vec<_> =
+            import.ops.iter().filter_map(|op| op.communication.as_ref()?.group.as_deref()).map(str::len).collect();
+        assert_eq!(groups, [512], "{}", import.account.format);
+    }
+}
+
+/// So many calls with `inputs` and `outputs` tensors, each in a storage of its own.
+fn calls(count: usize, inputs: usize, outputs: usize, shape: &str) -> String {
+    let tensors = |first: usize, count: usize| {
+        let tensors: Vec<_> = (first..first + count).map(|at| format!(r#"[{at}, {at}, 0, 1, 4, "cpu"]"#)).collect();
+        let shapes = vec![shape; count].join(",");
+        format!(r#"{{"values": [{}], "shapes": [{shapes}], "types": []}}"#, tensors.join(","))
+    };
+    let schema = r#"[{"name": "op_schema", "type": "string", "value": "aten::view(Tensor(a) self) -> Tensor(a)"}]"#;
+    let call = |id: usize| {
+        let first = id * (inputs + outputs);
+        let (inputs, outputs) = (tensors(first, inputs), tensors(first + inputs, outputs));
+        format!(r#"{{"id": {id}, "name": "aten::view", "inputs": {inputs}, "outputs": {outputs}, "attrs": {schema}}}"#)
+    };
+    format!(r#"{{"nodes": [{}]}}"#, (0..count).map(call).collect::<Vec<_>>().join(","))
+}
+
+#[test]
+fn tensors_of_calls_count_while_they_are_read() {
+    let _turn = TURN.lock().unwrap();
+    let read = |file: &str, edges| {
+        let limits = Limits { edges, ..Limits::default() };
+        import::read(file.as_bytes(), "calls", &Options { limits, ..Options::default() })
+    };
+    let hundred = calls(1, 60, 40, "[1]");
+    assert_eq!(read(&hundred, 100).unwrap().account.ops, 1);
+    let error = read(&hundred, 99).unwrap_err();
+    assert!(matches!(error, ImportError::Limit { what: "tensors that calls use", most: 99, .. }), "{error}");
+    // 64 dimensions are a shape, and count; 65 are none.
+    let shape = |rank: usize| format!("[{}]", vec!["1"; rank].join(","));
+    assert!(read(&calls(1, 1, 1, &shape(64)), 33).is_err());
+    assert_eq!(read(&calls(1, 1, 1, &shape(65)), 33).unwrap().account.ops, 1);
+}
+
+/// Forty thousand inputs and as many outputs, in one call and in four hundred. Compared with each other, those of
+/// the one would be 1.6 * 10^9 pairs.
+#[test]
+fn a_call_with_many_tensors_takes_no_longer_than_many_with_few() {
+    let _turn = TURN.lock().unwrap();
+    let (one, many) = (calls(1, 40_000, 40_000, "[1]"), calls(400, 100, 100, "[1]"));
+    let time = |file: &str| {
+        let began = std::time::Instant::now();
+        let import = import::read(file.as_bytes(), "calls", &Options::default()).unwrap();
+        assert_eq!(import.graph.tensor_count(), 80_000);
+        began.elapsed()
+    };
+    // Whoever else is busy may disturb one measurement.
+    assert!((0..3).any(|_| time(&one) < 3 * time(&many)));
+}

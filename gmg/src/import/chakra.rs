@@ -22,7 +22,7 @@ use std::rc::Rc;
 use prost::Message;
 use smallvec::SmallVec;
 
-use super::draft::{Draft, Node};
+use super::draft::{Draft, Node, cut};
 use super::error::shortened;
 use super::source::{Meter, Progress};
 use super::{Communication, Format, Import, ImportError, OpRecord, Options, Pattern, Position, Reason};
@@ -246,7 +246,7 @@ fn add(draft: &mut Draft, fields: Fields, options: &Options, position: Position)
     let communication = communicates.then(|| {
         let rank = |rank: Option<u64>| rank.and_then(|rank| u32::try_from(rank).ok());
         Box::new(Communication {
-            group: fields.group,
+            group: fields.group.map(|group| cut(&group, options.limits.name_bytes).into()),
             ranks: rank(fields.ranks),
             from: rank(fields.from),
             to: rank(fields.to),

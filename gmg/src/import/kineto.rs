@@ -119,7 +119,7 @@ impl Reader {
     fn call(&mut self, event: &Event, position: Position) {
         let shapes: SmallVec<[&[u64]; 8]> = event.args.shapes.0.iter().map(|shape| &shape[..]).collect();
         let flops = products::flops(event.name.as_text().unwrap_or_default(), &shapes, &[]);
-        let communication = event.args.communication();
+        let communication = event.args.communication(self.options.limits.name_bytes);
         let known = (self.products.len() + self.communications.len()) as u64;
         if let Some(external) = event.args.external.as_u64().filter(|_| known < self.options.limits.ops) {
             if let Some(flops) = flops {
@@ -359,7 +359,7 @@ impl Records for Reader {
         let work = match category.as_str() {
             "kernel" => Work::Kernel {
                 call: event.args.external.as_u64(),
-                communication: event.args.communication().map(Box::new),
+                communication: event.args.communication(self.options.limits.name_bytes).map(Box::new),
             },
             "gpu_memcpy" | "memcpy" => Work::Copy(bytes()),
             "gpu_memset" | "memset" => Work::Fill(bytes()),

@@ -16,7 +16,7 @@ mod node;
 mod storage;
 mod value;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use smallvec::SmallVec;
 
@@ -118,6 +118,8 @@ pub(super) struct Reader {
     options: Options,
     calls: HashMap<u64, Call>,
     workers: Vec<Worker>,
+    /// Tensors that workers read and write, and what their shapes take: a dimension in four counts.
+    uses: u64,
     annotations: u64,
     idle: u64,
 }
@@ -129,6 +131,7 @@ impl Reader {
             options: options.clone(),
             calls: HashMap::new(),
             workers: Vec::new(),
+            uses: 0,
             annotations: 0,
             idle: 0,
         }
@@ -191,12 +194,15 @@ impl Reader {
         let inputs: Vec<&[u64]> = into.iter().map(|shape| &shape[..]).collect();
         let outputs: Vec<&[u64]> = out.iter().map(|shape| &shape[..]).collect();
         let flops = products::flops(&node.name, &inputs, &outputs);
+        let read = storages(reads.iter().map(|(_, input)| input.storage));
+        let made = storages(writes.iter().map(|(_, output)| output.storage));
         let mut in_place: Vec<bool> =
-            writes.iter().map(|(_, output)| reads.iter().any(|(_, input)| input.storage == output.storage)).collect();
+            writes.iter().map(|(_, output)| read.binary_search(&output.storage).is_ok()).collect();
         let mut writes: Vec<Used> = writes.into_iter().map(|(_, used)| used).collect();
+        let mut more = HashSet::new();
         for (position, input) in &reads {
-            let known = writes.iter().any(|output| output.storage == input.storage);
-            if !known && (generated || pattern.is_some() || written.contains(position)) {
+            let writes_it = generated || pattern.is_some() || written.binary_search(position).is_ok();
+            if writes_it && made.binary_search(&input.storage).is_err() && more.insert(input.storage) {
                 in_place.push(true);
                 writes.push(Used { shape: input.shape.clone(), ..*input });
             }
@@ -244,6 +250,12 @@ impl Records for Reader {
                     return Err(ImportError::Limit { position, what: "operators", most });
                 }
                 let worker = self.worker(id, node, position);
+                let uses = worker.reads.iter().chain(&worker.writes).map(|used| 1 + used.shape.len() as u64 / 4);
+                self.uses = self.uses.saturating_add(uses.sum());
+                if self.uses > self.options.limits.edges {
+                    let most = self.options.limits.edges;
+                    return Err(ImportError::Limit { position, what: "tensors that calls use", most });
+                }
                 self.workers.push(worker);
             }
         }
@@ -277,12 +289,23 @@ fn class(node: &Node) -> Class {
     let reads_element = name == "_local_scalar_dense";
     let writes = !written_arguments(schema).is_empty();
     let allocates = ALLOCATIONS.contains(&name);
-    let within = |output: &TensorUse| inputs.iter().any(|(_, input)| input.storage == output.storage);
+    let within = || {
+        let read = storages(inputs.iter().map(|(_, input)| input.storage));
+        outputs.iter().all(|(_, output)| read.binary_search(&output.storage).is_ok())
+    };
     let views = !writes
-        && outputs.iter().all(|(_, output)| within(output))
-        && (VIEWS.contains(&name) || schema.split("->").nth(1).is_some_and(|results| results.contains("(a")));
+        && (VIEWS.contains(&name) || schema.split("->").nth(1).is_some_and(|results| results.contains("(a")))
+        && within();
     let idle = allocates || views || (outputs.is_empty() && !writes);
     if idle && !reads_element { Class::Idle } else { Class::Worker }
+}
+
+/// Each storage once, ascending.
+fn storages(used: impl Iterator<Item = u64>) -> SmallVec<[u64; 8]> {
+    let mut storages: SmallVec<[u64; 8]> = used.collect();
+    storages.sort_unstable();
+    storages.dedup();
+    storages
 }
 
 /// `aten::add_` is `add`.
@@ -296,7 +319,7 @@ fn communication(node: &Node) -> Option<Pattern> {
     records.then(|| node.inputs.values.pattern.or_else(|| Pattern::of_name(&node.name))).flatten()
 }
 
-/// The positions of the arguments that a schema says are written: `Tensor(a!) self`.
+/// The positions of the arguments that a schema says are written, ascending: `Tensor(a!) self`.
 fn written_arguments(schema: &str) -> SmallVec<[u32; 2]> {
     let arguments = schema.split(" -> ").next().unwrap_or_default();
     let Some((_, arguments)) = arguments.split_once('(') else { return SmallVec::new() };

@@ -15,18 +15,30 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// Where a tar header says that it is one, and what it says.
 const TAR: (usize, &[u8]) = (257, b"ustar");
 
+/// What programs on Windows put before text in UTF-8.
+const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
+/// How often a file may be packed.
+const LAYERS: u32 = 4;
+
 /// Unpacks as often as it is packed (gzip, tar), finds the format out and reads it.
 pub(super) fn read<'r>(reader: Box<dyn Read + 'r>, name: &str, options: &Options) -> Result<Import, ImportError> {
-    let reader = Peeked::new(reader)?;
-    if !reader.start().starts_with(&GZIP) {
-        return read_unzipped(reader, name, options);
-    }
-    read_unzipped(Peeked::new(Box::new(MultiGzDecoder::new(BufReader::with_capacity(BUFFER, reader))))?, name, options)
+    unpack(Peeked::new(reader)?, LAYERS, name, options)
 }
 
-fn read_unzipped(reader: Peeked<'_>, name: &str, options: &Options) -> Result<Import, ImportError> {
-    if reader.start().get(TAR.0..TAR.0 + TAR.1.len()) != Some(TAR.1) {
+/// A file in at most so many layers.
+fn unpack(reader: Peeked<'_>, layers: u32, name: &str, options: &Options) -> Result<Import, ImportError> {
+    let is_gzip = reader.start().starts_with(&GZIP);
+    let is_tar = reader.start().get(TAR.0..TAR.0 + TAR.1.len()) == Some(TAR.1);
+    if !is_gzip && !is_tar {
         return read_plain(reader, name, options);
+    }
+    let Some(layers) = layers.checked_sub(1) else {
+        let found = "a file that is packed more than four times";
+        return Err(ImportError::UnknownFormat { position: Position::default(), found });
+    };
+    if is_gzip {
+        let unzipped = MultiGzDecoder::new(BufReader::with_capacity(BUFFER, reader));
+        return unpack(Peeked::new(Box::new(unzipped))?, layers, name, options);
     }
     let failed = |source| ImportError::Read { position: Position::default(), source };
     let mut archive = tar::Archive::new(reader);
@@ -35,21 +47,30 @@ fn read_unzipped(reader: Peeked<'_>, name: &str, options: &Options) -> Result<Im
         let entry = entry.map_err(failed)?;
         let hidden = entry.path_bytes().rsplit(|&byte| byte == b'/').next().is_some_and(|file| file.starts_with(b"."));
         if entry.header().entry_type().is_file() && !hidden && entry.size() > 0 {
-            return read_plain(Peeked::new(Box::new(entry))?, name, options);
+            return unpack(Peeked::new(Box::new(entry))?, layers, name, options);
         }
     }
     Err(ImportError::UnknownFormat { position: Position::default(), found: "an archive without files" })
 }
 
-fn read_plain(reader: Peeked<'_>, name: &str, options: &Options) -> Result<Import, ImportError> {
+fn read_plain(mut reader: Peeked<'_>, name: &str, options: &Options) -> Result<Import, ImportError> {
     let start = reader.start();
     if start.is_empty() {
         return Err(ImportError::UnknownFormat { position: Position::default(), found: "nothing" });
     }
+    let text = start.strip_prefix(&BYTE_ORDER_MARK).unwrap_or(start);
     let json = match options.format {
-        None => is_json(start),
+        None => is_json(text),
         Some(format) => format != Format::Chakra,
     };
+    if options.format.is_none() && !json && is_text(text) {
+        let found = "text that is no JSON object or array of objects";
+        return Err(ImportError::UnknownFormat { position: Position::default(), found });
+    }
+    if json {
+        let mark = start.len() - text.len();
+        reader.start.set_position(mark as u64);
+    }
     let meter = Meter::new(reader, options.limits);
     if json {
         return super::json::read(meter, name, options);
@@ -69,6 +90,12 @@ fn is_json(start: &[u8]) -> bool {
         Some(b'[') => matches!(letters.next(), None | Some(b'{' | b']')),
         _ => false,
     }
+}
+
+/// Text of any encoding that has a byte per letter. A message has the numbers of its fields among its first
+/// bytes, which are no letters.
+fn is_text(start: &[u8]) -> bool {
+    start.iter().all(|&byte| byte >= b' ' && byte != 0x7f || byte.is_ascii_whitespace())
 }
 
 /// A reader whose first bytes are known.

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use smallvec::SmallVec;
 
+use crate::import::draft::cut;
 use crate::import::json::Scalar;
 use crate::import::{Communication, Pattern};
 use crate::units::Bytes;
@@ -67,13 +68,13 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// The collective that the arguments describe.
-    pub(super) fn communication(&self) -> Option<Communication> {
+    /// The collective that the arguments describe; of the name of its group at most so many bytes.
+    pub(super) fn communication(&self, name_bytes: usize) -> Option<Communication> {
         let name = self.collective.as_text()?;
         let bytes = self.elements.as_u64().unwrap_or_default().saturating_mul(element_bytes(self.dtype.as_text()));
         let small = |value: &Scalar| value.as_u64().and_then(|value| u32::try_from(value).ok());
         Some(Communication {
-            group: self.group.as_text().map(Into::into),
+            group: self.group.as_text().map(|group| cut(group, name_bytes).into()),
             ranks: small(&self.ranks),
             from: small(&self.from),
             to: small(&self.to),

@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 
-use smallvec::SmallVec;
-
 use super::{Used, Worker};
 use crate::dtype::DType;
 use crate::import::draft::{Draft, DraftTensor, Node};
@@ -17,6 +15,8 @@ use crate::units::Bytes;
 struct State {
     tensor: DraftTensor,
     version: u32,
+    /// The worker that wrote it; [`None`] for what was there before.
+    by: Option<u64>,
     readers: Vec<u64>,
 }
 
@@ -39,6 +39,7 @@ impl Storages {
             let state = self.states.entry(used.storage).or_insert_with(|| State {
                 tensor: used.tensor(draft, 0),
                 version: 0,
+                by: None,
                 readers: Vec::new(),
             });
             if state.readers.last() != Some(&id) {
@@ -46,18 +47,17 @@ impl Storages {
                 node.inputs.push(state.tensor);
             }
         }
-        let mut written: SmallVec<[u64; 2]> = SmallVec::new();
         for (used, &in_place) in worker.writes.iter().zip(&worker.in_place) {
             cost.written += used.bytes();
-            if written.contains(&used.storage) {
+            if self.states.get(&used.storage).is_some_and(|state| state.by == Some(id)) {
                 continue;
             }
-            written.push(used.storage);
             let version = match self.states.remove(&used.storage) {
                 Some(state) => {
                     if in_place {
+                        let reads_it = state.readers.last() == Some(&id);
                         node.after.extend(state.readers.into_iter().filter(|&reader| reader != id));
-                        if !node.inputs.contains(&state.tensor) {
+                        if !reads_it {
                             node.inputs.push(state.tensor);
                         }
                     }
@@ -67,7 +67,7 @@ impl Storages {
             };
             let tensor = used.tensor(draft, version);
             node.outputs.push(tensor);
-            self.states.insert(used.storage, State { tensor, version, readers: Vec::new() });
+            self.states.insert(used.storage, State { tensor, version, by: Some(id), readers: Vec::new() });
         }
         let communication = worker.pattern.map(|pattern| Box::new(Communication::new(Some(pattern), communicated)));
         node.cost = cost;

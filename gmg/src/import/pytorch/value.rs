@@ -13,6 +13,9 @@ use crate::dtype::DType;
 use crate::import::Pattern;
 use crate::import::json::Scalar;
 
+/// Dimensions of a shape. A list of more is none.
+const RANK: usize = 64;
+
 /// Fields of a written tensor.
 const FIELDS: usize = 6;
 
@@ -215,8 +218,8 @@ impl<'de> Deserialize<'de> for Nested {
                 let (mut dims, mut shapes, mut plain) = (SmallVec::new(), Vec::new(), true);
                 while let Some(element) = elements.next_element::<Nested>()? {
                     match element {
-                        Nested::Dim(Some(dim)) => dims.push(dim),
-                        Nested::Dim(None) => plain = false,
+                        Nested::Dim(Some(dim)) if dims.len() < RANK => dims.push(dim),
+                        Nested::Dim(_) => plain = false,
                         Nested::Shapes(inner) => shapes.extend(inner),
                     }
                 }
