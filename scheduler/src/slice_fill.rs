@@ -40,7 +40,7 @@ use crate::placing::{
     free_blocks_after, is_latency, lane_of, owner_replica, promised_by, reclaim, total_blocks, touched,
 };
 use crate::policy::{Context, Policy, Residency, TenantShape};
-use crate::slice_fill::agenda::{Agenda, Places};
+use crate::slice_fill::agenda::{Agenda, Places, tenants_on};
 use crate::slice_fill::candidates::Candidates;
 use crate::slice_fill::shares::OwnerRate;
 use crate::slice_fill::space::Space;
@@ -205,7 +205,7 @@ impl SliceFill {
     /// Blocks of a device that best-effort work leaves free. On the device of a latency-sensitive
     /// owner: its share, and never less than what its sequences may grow by and an iteration of new
     /// prompts needs before guests have given way. On that of a best-effort owner: room for
-    /// latency-sensitive guests.
+    /// latency-sensitive guests, if any have their weights there.
     fn reserve_blocks(&self, context: &Context<'_>, device: DeviceId) -> u32 {
         let total = total_blocks(context.view, device);
         let share = |percent: u32| (u64::from(total) * u64::from(percent) / 100) as u32;
@@ -215,6 +215,7 @@ impl SliceFill {
                 share(self.options.owner_blocks_percent).max(growth).min(total)
             }
             _ if !self.options.overflow => 0,
+            _ if !tenants_on(context.view, device).iter().any(|&tenant| is_latency(context.view, tenant)) => 0,
             _ => share(self.options.guest_blocks_percent),
         }
     }
