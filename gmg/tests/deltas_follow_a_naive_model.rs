@@ -114,9 +114,13 @@ proptest! {
             let applied = whole.apply(delta.clone());
             let Ok(done) = applied else { continue };
             stream.note(&done.effect);
-            // What a report contradicts is not told in time.
-            let told = step.filter(|_| !matches!(done.effect, Effect::Diverged(_)));
-            for delta in expanded(&delta, told) {
+            // What a report contradicts is not told in time, and a recall of what is not there has no parts.
+            let diverged = matches!(done.effect, Effect::Diverged(_));
+            let parts = match &delta {
+                Delta::Observed(Event::Recalled { .. }) if diverged => vec![delta.clone()],
+                _ => expanded(&delta, step.filter(|_| !diverged)),
+            };
+            for delta in parts {
                 prop_assert!(single.apply(delta.clone()).is_ok(), "{:?}", delta);
             }
             let [left, right] = [&whole, &single].map(|gmg| digest(gmg.state()).per_operator(step.is_none()));
