@@ -109,6 +109,30 @@ fn target_folder() -> PathBuf {
     }
 }
 
+/// Rows that are measured together, under the name by which a command line chooses them.
+pub type Group = (&'static str, fn() -> Result<Vec<Target>, Box<dyn std::error::Error>>);
+
+/// The rows of the groups that the command line names, printed; without names those of all, which are also written as
+/// [`print_and_write`] does.
+///
+/// # Errors
+/// If a group fails, or the file cannot be written.
+pub fn run_groups(area: &str, groups: &[Group]) -> Result<(), Box<dyn std::error::Error>> {
+    let chosen: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let mut targets = Vec::new();
+    for (name, rows) in groups {
+        if chosen.is_empty() || chosen.iter().any(|chosen| chosen == name) {
+            targets.extend(rows()?);
+        }
+    }
+    if chosen.is_empty() {
+        print_and_write(area, &targets)?;
+    } else {
+        targets.iter().for_each(|target| println!("{target}"));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

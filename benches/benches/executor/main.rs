@@ -12,7 +12,7 @@ mod recall;
 mod rig;
 mod runner;
 
-use slicescheduler_benches::{Target, print_and_write};
+use slicescheduler_benches::{Group, run_groups};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -20,23 +20,8 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 #[global_allocator]
 static ALLOCATED: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
 
-/// Measures the rows of a group.
-type Rows = fn() -> Outcome<Vec<Target>>;
-
-const GROUPS: [(&str, Rows); 3] = [("runner", runner::rows), ("overhead", overhead::rows), ("recall", recall::rows)];
+const GROUPS: [Group; 3] = [("runner", runner::rows), ("overhead", overhead::rows), ("recall", recall::rows)];
 
 fn main() -> Outcome<()> {
-    let chosen: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let mut targets = Vec::new();
-    for (name, rows) in GROUPS {
-        if chosen.is_empty() || chosen.iter().any(|chosen| chosen == name) {
-            targets.extend(rows()?);
-        }
-    }
-    if chosen.is_empty() {
-        print_and_write("executor", &targets)?;
-    } else {
-        targets.iter().for_each(|target| println!("{target}"));
-    }
-    Ok(())
+    run_groups("executor", &GROUPS)
 }

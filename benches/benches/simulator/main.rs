@@ -13,15 +13,12 @@ mod support;
 mod unrolled;
 mod what_if;
 
-use slicescheduler_benches::{Target, print_and_write};
+use slicescheduler_benches::{Group, run_groups};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Measures the rows of a group.
-type Rows = fn() -> Outcome<Vec<Target>>;
-
 /// The groups of rows, in the order in which they run.
-const GROUPS: [(&str, Rows); 6] = [
+const GROUPS: [Group; 6] = [
     ("bind", bind::rows),
     ("queue", queue::rows),
     ("full", full::rows),
@@ -31,17 +28,5 @@ const GROUPS: [(&str, Rows); 6] = [
 ];
 
 fn main() -> Outcome<()> {
-    let chosen: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    let mut targets = Vec::new();
-    for (name, rows) in GROUPS {
-        if chosen.is_empty() || chosen.iter().any(|chosen| chosen == name) {
-            targets.extend(rows()?);
-        }
-    }
-    if chosen.is_empty() {
-        print_and_write("simulator", &targets)?;
-    } else {
-        targets.iter().for_each(|target| println!("{target}"));
-    }
-    Ok(())
+    run_groups("simulator", &GROUPS)
 }
