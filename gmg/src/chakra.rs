@@ -22,6 +22,21 @@ pub(crate) mod node_type {
     pub(crate) const STORAGE: u64 = 8;
     pub(crate) const BATCH: u64 = 9;
     pub(crate) const CHECKPOINT: u64 = 10;
+
+    /// By number: the names of the schema, which JSON has in their place.
+    pub(crate) const NAMES: [&str; 11] = [
+        "INVALID_NODE",
+        "METADATA_NODE",
+        "MEM_LOAD_NODE",
+        "MEM_STORE_NODE",
+        "COMP_NODE",
+        "COMM_SEND_NODE",
+        "COMM_RECV_NODE",
+        "COMM_COLL_NODE",
+        "STORAGE_NODE",
+        "BATCH_NODE",
+        "CHECKPOINT_NODE",
+    ];
 }
 
 /// The first message of a file.
@@ -108,6 +123,20 @@ pub(crate) const COLLECTIVES: [Pattern; 10] = [
     Pattern::ReduceScatter,
     Pattern::ReduceScatter,
     Pattern::Barrier,
+];
+
+/// By `comm_type`: the names of the schema.
+pub(crate) const COLLECTIVE_NAMES: [&str; 10] = [
+    "ALL_REDUCE",
+    "REDUCE",
+    "ALL_GATHER",
+    "GATHER",
+    "SCATTER",
+    "BROADCAST",
+    "ALL_TO_ALL",
+    "REDUCE_SCATTER",
+    "REDUCE_SCATTER_BLOCK",
+    "BARRIER",
 ];
 
 /// The names of attributes.

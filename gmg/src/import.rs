@@ -78,7 +78,8 @@ use crate::units::Nanos;
 pub enum Format {
     /// Chakra execution trace: length-delimited protobuf messages.
     Chakra,
-    /// The JSON form of the same nodes, as ASTRA-sim reads it: an object with a `workload_graph`.
+    /// The JSON form of the same nodes: ASTRA-sim's object with a `workload_graph`, or what protobuf's mapping makes
+    /// of a trace, metadata first: an array, or one object behind the other.
     ChakraJson,
     /// A Chrome trace of the PyTorch profiler: an object with `traceEvents`, or the bare array.
     Kineto,

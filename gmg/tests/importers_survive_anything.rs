@@ -29,6 +29,12 @@ const CHAKRA_JSON: &str = r#"{"workload_graph": [
   {"Id": 4, "Name": "send", "NodeType": 5, "data_deps": [3, 9], "comm_size": 64, "comm_src": 0, "comm_dst": 1, "comm_tag": 5}
 ]}"#;
 
+const CHAKRA_STREAM: &str = r#"{"version": "0.0.4", "attr": [{"name": "schema", "stringVal": "1.0"}]}{"id": "1", "name": "load", "type": "MEM_LOAD_NODE",
+  "durationMicros": "5", "attr": [{"name": "tensor_size", "uint64Val": "4096"}, {"name": "is_cpu_op", "boolVal": false}]}
+{"id": "2", "name": "ar", "type": "COMM_COLL_NODE", "dataDeps": ["1"], "ctrlDeps": ["1", "2"], "durationMicros": "9007199254740993",
+  "attr": [{"name": "comm_type", "int64Val": "0"}, {"name": "comm_size", "int64_val": 64}, {"name": "pg_name", "string_val": "tp"}, {"name": "x", "int64List": {"values": ["1"]}}]}
+{"id": 3, "type": 4, "data_deps": null, "name": "gemm", "attr": [null, {"name": "num_ops", "doubleVal": 1e3}]}"#;
+
 const KINETO: &str = r#"{"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": [
   {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 2, "ts": 9, "dur": 9, "args": {"External id": 5, "Input Dims": [[4, 5], [5, 6], []]}},
   {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 2, "ts": 10.5, "dur": 2, "args": {"correlation": 7}},
@@ -49,7 +55,7 @@ const PYTORCH: &str = r#"{"schema": "1.1.0-chakra.0.0.4", "pid": 1, "nodes": [
 ]}"#;
 
 /// Words that documents are made of.
-const WORDS: [&str; 60] = [
+const WORDS: [&str; 67] = [
     "inf",
     "-nan",
     "{",
@@ -110,6 +116,13 @@ const WORDS: [&str; 60] = [
     " ",
     "\n",
     "e",
+    "}{",
+    "\"type\":",
+    "\"COMP_NODE\"",
+    "\"dataDeps\":[",
+    "\"attr\":[{\"name\":\"num_ops\",",
+    "\"int64Val\":",
+    "\"version\":",
 ];
 
 /// SplitMix64 (Steele, Lea, Flood 2014): every case has its own seed.
@@ -170,8 +183,9 @@ fn damaged(document: &[u8], random: &mut Random) -> Vec<u8> {
 
 /// A document of words, in the brackets of a trace more often than not.
 fn random_document(random: &mut Random) -> Vec<u8> {
-    let mut text =
-        String::from(["", "{\"traceEvents\":[{", "{\"nodes\":[{", "{\"workload_graph\":[{", "["][random.below(5)]);
+    let mut text = String::from(
+        ["", "{\"traceEvents\":[{", "{\"nodes\":[{", "{\"workload_graph\":[{", "[", "{}{"][random.below(6)],
+    );
     for _ in 0..random.below(120) {
         text.push_str(WORDS[random.below(WORDS.len())]);
     }
@@ -283,8 +297,9 @@ fn damaged_chakra_messages() {
 
 #[test]
 fn damaged_chakra_json() {
-    try_all(Format::ChakraJson, |random| match random.below(4) {
+    try_all(Format::ChakraJson, |random| match random.below(6) {
         0 => random_document(random),
+        1 | 2 => damaged(CHAKRA_STREAM.as_bytes(), random),
         _ => damaged(CHAKRA_JSON.as_bytes(), random),
     });
 }
@@ -311,6 +326,9 @@ fn the_undamaged_documents_say_what_they_say() {
     let read = |text: &[u8]| import::read(text, "whole", &Options::default()).unwrap();
     let chakra = read(CHAKRA_JSON.as_bytes());
     assert_eq!((chakra.account.ops, chakra.account.edges, chakra.measured()), (4, 4, Nanos::us(32)));
+    let stream = import::read(CHAKRA_STREAM.as_bytes(), "stream", &Options::default());
+    let too_long = stream.unwrap_err().to_string();
+    assert!(too_long.contains("record 1, node 2: duration"), "{too_long}");
     let kineto = read(KINETO.as_bytes());
     let names: Vec<_> = kineto.graph.ops().map(|op| op.kind().to_string()).collect();
     assert_eq!(names, ["cudaLaunchKernel", "gemm", "all_reduce", "memcpy_htod"]);

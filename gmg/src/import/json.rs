@@ -1,22 +1,29 @@
 //! Traces in JSON, record by record.
 //!
 //! The document is walked once: fields that no reader asks for are skipped without being kept, and
-//! of the array of records only one is in memory at a time.
+//! of the array of records only one is in memory at a time. Chakra's own tools write nodes without an
+//! array around them, one object behind the other; that is read as one document, too.
 
 mod finite;
+mod scalar;
 
 use std::fmt;
+use std::io::Read;
 use std::rc::Rc;
 
 use serde::Deserialize;
 use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
+use serde_json::Value;
+use serde_json::de::IoRead;
 
-use super::error::shortened;
 use super::source::{Meter, Progress};
 use super::{Format, Import, ImportError, Options, Position};
 use finite::Finite;
+pub(super) use scalar::Scalar;
+
+type Deserialized<R> = serde_json::Deserializer<IoRead<R>>;
 
 /// Takes the records of one format.
 pub(super) trait Records {
@@ -38,9 +45,8 @@ enum Sink {
 
 pub(super) fn read(meter: Meter<'_>, name: &str, options: &Options) -> Result<Import, ImportError> {
     let progress = meter.progress();
-    let mut document = Document { options, progress: &progress, sink: None, records: 0 };
-    let mut deserializer = serde_json::Deserializer::from_reader(Finite::new(meter));
-    let read = (&mut document).deserialize(&mut deserializer).and_then(|()| deserializer.end());
+    let mut document = Document { options, progress: &progress, sink: None, records: 0, is_metadata: false };
+    let read = document.read(&mut serde_json::Deserializer::from_reader(Finite::new(meter)));
     let Document { sink, records, .. } = document;
     if let Some(failure) = progress.failure() {
         return Err(failure);
@@ -57,7 +63,8 @@ pub(super) fn read(meter: Meter<'_>, name: &str, options: &Options) -> Result<Im
         #[cfg(feature = "pytorch")]
         Some(Sink::PyTorch(reader)) => reader.finish(name, records),
         None => {
-            let found = "a JSON document without \"traceEvents\", \"nodes\" or \"workload_graph\"";
+            let found =
+                "a JSON document without \"traceEvents\", \"nodes\" or \"workload_graph\", and no stream of nodes";
             Err(ImportError::UnknownFormat { position: progress.here(), found })
         }
     }
@@ -72,9 +79,38 @@ struct Document<'d> {
     progress: &'d Rc<Progress>,
     sink: Option<Sink>,
     records: u64,
+    /// True if the object that was read can be the metadata that a stream of Chakra nodes begins with.
+    is_metadata: bool,
 }
 
 impl Document<'_> {
+    /// Reads the document, and the nodes behind it if it is metadata.
+    fn read<R: Read>(&mut self, deserializer: &mut Deserialized<R>) -> Result<(), serde_json::Error> {
+        (&mut *self).deserialize(&mut *deserializer)?;
+        let streams = self.is_metadata && self.sink.is_none();
+        loop {
+            match deserializer.end() {
+                Err(error) if streams && !error.is_io() => self.next_node(deserializer)?,
+                ended => return ended,
+            }
+        }
+    }
+
+    fn next_node<R: Read>(&mut self, deserializer: &mut Deserialized<R>) -> Result<(), serde_json::Error> {
+        self.begin(Format::ChakraJson)?;
+        let (progress, records) = (self.progress, &mut self.records);
+        match &mut self.sink {
+            #[cfg(feature = "chakra")]
+            Some(Sink::Chakra(reader)) => {
+                progress.next_record(Some(*records));
+                take(reader, Deserialize::deserialize(&mut *deserializer)?, progress, records)?;
+                progress.next_record(None);
+                Ok(())
+            }
+            _ => deserializer.end(),
+        }
+    }
+
     /// Makes the reader of `format`, unless there is one already or another format is wanted.
     fn begins(&mut self, format: Format) -> Result<bool, ImportError> {
         let wanted = self.options.format.is_none_or(|wanted| wanted == format);
@@ -93,15 +129,22 @@ impl Document<'_> {
         Ok(true)
     }
 
-    fn elements<'de, A: SeqAccess<'de>>(&mut self, mut elements: A) -> Result<(), A::Error> {
+    /// [`Self::begins`] inside of a deserializer.
+    fn begin<E: serde::de::Error>(&mut self, format: Format) -> Result<bool, E> {
+        let progress = self.progress;
+        self.begins(format).map_err(|error| refused(progress, error))
+    }
+
+    /// Reads `first`, then the `elements` that are left.
+    fn elements<'de, A: SeqAccess<'de>>(&mut self, first: Option<Value>, mut elements: A) -> Result<(), A::Error> {
         let (progress, records) = (self.progress, &mut self.records);
         match &mut self.sink {
             #[cfg(feature = "chakra")]
-            Some(Sink::Chakra(reader)) => each(reader, &mut elements, progress, records),
+            Some(Sink::Chakra(reader)) => each(reader, first, &mut elements, progress, records),
             #[cfg(feature = "kineto")]
-            Some(Sink::Kineto(reader)) => each(reader, &mut elements, progress, records),
+            Some(Sink::Kineto(reader)) => each(reader, first, &mut elements, progress, records),
             #[cfg(feature = "pytorch")]
-            Some(Sink::PyTorch(reader)) => each(reader, &mut elements, progress, records),
+            Some(Sink::PyTorch(reader)) => each(reader, first, &mut elements, progress, records),
             None => Ok(()),
         }
     }
@@ -109,21 +152,54 @@ impl Document<'_> {
 
 fn each<'de, R: Records, A: SeqAccess<'de>>(
     reader: &mut R,
+    first: Option<Value>,
     elements: &mut A,
     progress: &Progress,
     records: &mut u64,
 ) -> Result<(), A::Error> {
+    if let Some(first) = first {
+        take(reader, R::Record::deserialize(first).map_err(A::Error::custom)?, progress, records)?;
+    }
     loop {
         progress.next_record(Some(*records));
         let Some(record) = elements.next_element::<R::Record>()? else { break };
-        reader.record(record, progress.position()).map_err(|error| {
-            progress.fail(error);
-            A::Error::custom("refused")
-        })?;
-        *records += 1;
+        take(reader, record, progress, records)?;
     }
     progress.next_record(None);
     Ok(())
+}
+
+/// Gives `reader` the record that began last.
+fn take<R: Records, E: serde::de::Error>(
+    reader: &mut R,
+    record: R::Record,
+    progress: &Progress,
+    records: &mut u64,
+) -> Result<(), E> {
+    reader.record(record, progress.position()).map_err(|error| refused(progress, error))?;
+    *records += 1;
+    Ok(())
+}
+
+/// What a deserializer passes up while `error` waits for it.
+fn refused<E: serde::de::Error>(progress: &Progress, error: ImportError) -> E {
+    progress.fail(error);
+    E::custom("refused")
+}
+
+/// True if Chakra's metadata has a field of that name.
+fn is_of_metadata(field: &str) -> bool {
+    matches!(field, "version" | "attr")
+}
+
+fn is_metadata(value: &Value) -> bool {
+    value.as_object().is_some_and(|fields| fields.keys().all(|field| is_of_metadata(field)))
+}
+
+/// True if an array that begins with `first` has Chakra's metadata and nodes, not events: those have a phase.
+fn is_chakra(first: &Value) -> bool {
+    let has = |field| first.get(field).is_some();
+    !has("ph") && (has("version") || has("attr") || has("type"))
 }
 
 impl<'de> DeserializeSeed<'de> for &mut Document<'_> {
@@ -142,18 +218,16 @@ impl<'de> Visitor<'de> for &mut Document<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        self.is_metadata = true;
         while let Some(key) = map.next_key::<String>()? {
+            self.is_metadata &= is_of_metadata(&key);
             let format = match key.as_str() {
                 "traceEvents" => Some(Format::Kineto),
                 "nodes" => Some(Format::PyTorch),
                 "workload_graph" => Some(Format::ChakraJson),
                 _ => None,
             };
-            let begins = format.map_or(Ok(false), |format| self.begins(format)).map_err(|error| {
-                self.progress.fail(error);
-                A::Error::custom("refused")
-            })?;
-            if begins {
+            if format.map_or(Ok(false), |format| self.begin(format))? {
                 map.next_value_seed(Elements(&mut *self))?;
             } else {
                 map.next_value::<IgnoredAny>()?;
@@ -163,13 +237,18 @@ impl<'de> Visitor<'de> for &mut Document<'_> {
         Ok(())
     }
 
-    /// The array form of a Chrome trace.
-    fn visit_seq<A: SeqAccess<'de>>(self, elements: A) -> Result<(), A::Error> {
-        let begins = self.begins(Format::Kineto).map_err(|error| {
-            self.progress.fail(error);
-            A::Error::custom("refused")
-        })?;
-        if begins { self.elements(elements) } else { Err(A::Error::custom("expected an object")) }
+    /// The array form of a Chrome trace, or of a stream of Chakra nodes.
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+        let (mut first, mut format) = (None, Format::Kineto);
+        if self.options.format.is_none_or(|wanted| wanted == Format::ChakraJson) {
+            self.progress.next_record(Some(0));
+            first = elements.next_element::<Value>()?;
+            if self.options.format.is_some() || first.as_ref().is_some_and(is_chakra) {
+                format = Format::ChakraJson;
+                first = first.filter(|first| !is_metadata(first));
+            }
+        }
+        if self.begin(format)? { self.elements(first, elements) } else { Err(A::Error::custom("expected an object")) }
     }
 }
 
@@ -191,125 +270,6 @@ impl<'de> Visitor<'de> for Elements<'_, '_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, elements: A) -> Result<(), A::Error> {
-        self.0.elements(elements)
-    }
-}
-
-/// A value where traces disagree about the type: numbers as strings, identifiers as numbers.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) enum Scalar {
-    /// Absent, null, or neither number nor string.
-    #[default]
-    Nothing,
-    Unsigned(u64),
-    Signed(i64),
-    Float(f64),
-    Text(Box<str>),
-}
-
-impl Scalar {
-    /// The value as a whole number; a float only if it is whole and exact.
-    pub(super) fn as_u64(&self) -> Option<u64> {
-        match self {
-            Self::Unsigned(value) => Some(*value),
-            Self::Float(value) => {
-                let whole = value.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(value);
-                whole.then_some(*value as u64)
-            }
-            Self::Text(text) => text.parse().ok(),
-            Self::Nothing | Self::Signed(_) => None,
-        }
-    }
-
-    /// The value as a float.
-    pub(super) fn as_f64(&self) -> Option<f64> {
-        match self {
-            Self::Unsigned(value) => Some(*value as f64),
-            Self::Signed(value) => Some(*value as f64),
-            Self::Float(value) => Some(*value),
-            Self::Text(text) => text.parse().ok().filter(|value: &f64| value.is_finite()),
-            Self::Nothing => None,
-        }
-    }
-
-    pub(super) fn as_text(&self) -> Option<&str> {
-        if let Self::Text(text) = self { Some(text) } else { None }
-    }
-
-    pub(super) fn is_nothing(&self) -> bool {
-        *self == Self::Nothing
-    }
-
-    /// The value as a whole number, or an error about `field` of `node`.
-    pub(super) fn require_u64(
-        &self,
-        field: &'static str,
-        node: Option<u64>,
-        position: Position,
-    ) -> Result<u64, ImportError> {
-        let expected = "a whole number from 0 to 2^64 - 1";
-        self.as_u64().ok_or_else(|| ImportError::Field { position, node, field, found: shortened(self), expected })
-    }
-}
-
-impl fmt::Display for Scalar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nothing => f.write_str("missing"),
-            Self::Unsigned(value) => value.fmt(f),
-            Self::Signed(value) => value.fmt(f),
-            Self::Float(value) => value.fmt(f),
-            Self::Text(text) => write!(f, "{text:?}"),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Scalar {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct AnyScalar;
-
-        impl<'de> Visitor<'de> for AnyScalar {
-            type Value = Scalar;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("any value")
-            }
-
-            fn visit_u64<E>(self, value: u64) -> Result<Scalar, E> {
-                Ok(Scalar::Unsigned(value))
-            }
-
-            fn visit_i64<E>(self, value: i64) -> Result<Scalar, E> {
-                Ok(u64::try_from(value).map_or(Scalar::Signed(value), Scalar::Unsigned))
-            }
-
-            fn visit_f64<E>(self, value: f64) -> Result<Scalar, E> {
-                Ok(Scalar::Float(value))
-            }
-
-            fn visit_str<E>(self, value: &str) -> Result<Scalar, E> {
-                Ok(Scalar::Text(value.into()))
-            }
-
-            fn visit_bool<E>(self, _: bool) -> Result<Scalar, E> {
-                Ok(Scalar::Nothing)
-            }
-
-            fn visit_unit<E>(self) -> Result<Scalar, E> {
-                Ok(Scalar::Nothing)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Scalar, A::Error> {
-                while elements.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Scalar::Nothing)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scalar, A::Error> {
-                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-                Ok(Scalar::Nothing)
-            }
-        }
-
-        deserializer.deserialize_any(AnyScalar)
+        self.0.elements(None, elements)
     }
 }
