@@ -101,8 +101,13 @@ impl Gmg {
         accept(self, plan)
     }
 
-    /// Publishes the graph as it is now. The first calls copy the tables; later ones bring the copy that
-    /// no reader holds up to date. O(what changed since).
+    /// Publishes the graph as it is now: brings a copy of the tables that no reader holds up to date. O(what changed
+    /// since that copy was published).
+    ///
+    /// Three copies of the tables are kept at most: the one that readers hold, the one that takes turns with it,
+    /// and one more while a reader lags behind. So the first two calls, one call when a reader lags, and every call
+    /// while readers hold all three copies cost a copy of everything, O(graph). So does a call after more
+    /// changes than are kept account of (64 k changes of requests or of memory since the last call).
     pub fn publish(&mut self) -> Snapshot {
         self.publisher.publish(&self.state)
     }

@@ -16,19 +16,21 @@
 mod best_fit;
 mod device;
 mod kv_pool;
+mod layout;
 mod ledger;
 mod orders;
 mod parts;
 mod reclaim;
 
 pub use best_fit::BestFit;
-pub(crate) use device::LayoutFault;
 #[cfg(feature = "serde")]
 pub(crate) use device::SavedDevice;
-pub use device::{DeviceLayout, DeviceMemory, WeightState};
+pub use device::{DeviceMemory, WeightState};
 #[cfg(feature = "serde")]
 pub(crate) use kv_pool::SavedPool;
 pub use kv_pool::{Draft, KvPool, Owned};
+pub use layout::DeviceLayout;
+pub(crate) use layout::LayoutFault;
 pub use ledger::{ByteKind, Ledger};
 pub use orders::{MayExceed, NotBefore, Orders, Step};
 pub use parts::{Residency, WeightPart};
@@ -36,11 +38,12 @@ pub use reclaim::{Lent, Reclaim, ReclaimTimes, reclaim_order, time_to_free};
 
 use crate::units::Bytes;
 
-/// Bytes at a fixed place of a device.
+/// Bytes at a fixed place of a device, or of a job's part of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Region {
-    /// Distance from the start of the device's memory.
+    /// Distance from the start of the device's memory; in an
+    /// [`ActivationLayout`](crate::graph::ActivationLayout), from the start of the job's part of the arena.
     pub offset: Bytes,
     /// Length.
     pub bytes: Bytes,

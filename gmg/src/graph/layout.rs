@@ -16,6 +16,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{OpGraph, Operand, Role};
 use crate::id::TensorId;
+use crate::memory::Region;
 use crate::shape::polynomial::Monomial;
 use crate::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, Symbol, TOKENS};
 use crate::units::Bytes;
@@ -29,22 +30,6 @@ const TRIED: usize = 256;
 
 /// No buffer: the tensor does not live in the arena.
 const NONE: u32 = u32::MAX;
-
-/// A piece of an arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Region {
-    /// Where it starts, from the start of the job's part of the arena; a multiple of 256.
-    pub offset: Bytes,
-    /// Its size.
-    pub bytes: Bytes,
-}
-
-impl Region {
-    /// One past its last byte.
-    pub fn end(&self) -> Bytes {
-        self.offset + self.bytes
-    }
-}
 
 /// The places of all transient tensors of a job; see [`OpGraph::activation_layout`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,8 +45,9 @@ impl ActivationLayout {
         self.peak
     }
 
-    /// The place of `tensor` of `graph`, the graph that the layout was made for. `None` for
-    /// weights, KV and ids that the graph does not have.
+    /// The place of `tensor` of `graph`, the graph that the layout was made for, from the start of the job's
+    /// part of the arena; offsets are multiples of 256. `None` for weights, KV and ids that the graph does not
+    /// have.
     pub fn region(&self, graph: &OpGraph, tensor: TensorId) -> Option<Region> {
         let (stored, repetition, _) = graph.locate_tensor(tensor)?;
         let buffer = graph.buffers.of_tensor.get(stored as usize)?[(repetition % 2) as usize];

@@ -141,8 +141,35 @@ impl Orders {
 
     /// Refuses the work if any order may need more than `capacity`. O(n) where everything fits at once.
     ///
+    /// [`Gmg::accept`](crate::Gmg::accept) needs no such test: it reserves what an entry takes when the entry is
+    /// placed, so what runs first cannot matter. This is the question of planners that want to place work
+    /// whose bytes are there only once others have ended.
+    ///
     /// # Errors
     /// With the exact peak.
+    ///
+    /// ```
+    /// use slicescheduler_gmg::cluster::Cluster;
+    /// use slicescheduler_gmg::id::DeviceId;
+    /// use slicescheduler_gmg::memory::{MayExceed, Orders};
+    /// use slicescheduler_gmg::units::Bytes;
+    /// use slicescheduler_gmg::{Gmg, GmgView};
+    ///
+    /// let gmg = Gmg::new(Cluster::h100_node(1));
+    /// let mut last = Vec::new();
+    /// let mut orders = Orders::queued(&gmg.view(), DeviceId(0), &mut last);
+    /// // Two steps in two lanes; behind the second, in its lane, a third.
+    /// let usable = gmg.view().memory(DeviceId(0)).map_or(Bytes::ZERO, |memory| memory.layout().usable);
+    /// let [half, third] = [Bytes(usable.get() / 2), Bytes(usable.get() / 3)];
+    /// orders.step(half, half);
+    /// let second = orders.step(third, third);
+    /// assert_eq!(orders.admit(usable), Ok(()));
+    /// let behind = orders.step(half + Bytes(1), half + Bytes(1));
+    /// orders.before(second, behind)?;
+    /// // The third may run while the first does, and then they do not fit.
+    /// assert_eq!(orders.admit(usable), Err(MayExceed { peak: half + half + Bytes(1), capacity: usable }));
+    /// # Ok::<(), slicescheduler_gmg::memory::NotBefore>(())
+    /// ```
     pub fn admit(&self, capacity: Bytes) -> Result<(), MayExceed> {
         let all = self.steps.iter().fold(self.in_use.get(), |all, (takes, _)| all.saturating_add(takes.get()));
         if all <= capacity.get() {

@@ -7,7 +7,8 @@ use crate::snapshot::Snapshot;
 use crate::state::{Changes, State};
 use crate::view::GmgView;
 
-/// Copies that are kept: one for readers, one to be handed out next, and one more while a reader lags.
+/// Copies that are kept at most: one for readers, one to be handed out next, and one more while a reader lags. What
+/// it means for callers is said at [`Gmg::publish`](crate::Gmg::publish).
 const COPIES: usize = 3;
 
 /// The published copies, older first. Each has the changes that lead from it to the next one, and the
