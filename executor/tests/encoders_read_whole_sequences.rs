@@ -57,7 +57,7 @@ fn embed(pooling: Pooling, sequences: &[&[u32]]) -> Vec<Arc<[f32]>> {
     };
     gmg.lay_out(DeviceId(0), layout).unwrap();
     let tenant = gmg.add_tenant(Tenant::latency_sensitive("embed")).unwrap();
-    let of_graph = Model { weights: model.slot_bytes(), ..Model::new("tiny-encoder", template) };
+    let of_graph = Model::new("tiny-encoder", template).weights(model.slot_bytes());
     let id = gmg.add_model(tenant, of_graph, Container::replicas([0])).unwrap();
     let clock = Arc::new(SinceStart(Instant::now()));
     let options = CpuWorldOptions::default();

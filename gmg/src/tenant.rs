@@ -122,8 +122,8 @@ impl Tenant {
 pub struct Model {
     /// Its name, for messages.
     pub name: Arc<str>,
-    /// The tenant it belongs to.
-    pub tenant: TenantId,
+    /// See [`Model::tenant`].
+    pub(crate) tenant: TenantId,
     /// The operators of one iteration.
     pub template: Arc<OpGraph>,
     /// Bytes of all weights, as they lie on a device.
@@ -137,6 +137,19 @@ impl Model {
     pub fn new(name: &str, template: Arc<OpGraph>) -> Self {
         let weights = template.weight_bytes();
         Self { name: name.into(), tenant: TenantId(0), template, weights, kv_bytes_per_token: Bytes::ZERO }
+    }
+
+    /// The tenant that it belongs to: the one for which it was entered. Of a model that is in no graph yet, the
+    /// first tenant.
+    pub fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+
+    /// Sets the bytes of all weights, where a device keeps more of them than the template says: tables, padding.
+    #[must_use]
+    pub fn weights(mut self, bytes: Bytes) -> Self {
+        self.weights = bytes;
+        self
     }
 
     /// Sets the bytes of KV cache per token.
@@ -177,8 +190,8 @@ impl Layout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Container {
-    /// The tenant; set when the container joins a graph.
-    pub tenant: TenantId,
+    /// See [`Container::tenant`].
+    pub(crate) tenant: TenantId,
     /// Other tenants whose models it holds as well. All of them are at home on its devices.
     pub sharers: Vec<TenantId>,
     /// Its devices, ascending.
@@ -206,18 +219,15 @@ impl Container {
         Self { layout: Layout::Pipeline(stages), ..Self::replicas(devices) }
     }
 
+    /// The tenant that it was entered for. Of a container that is in no graph yet, the first tenant.
+    pub fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+
     /// Which rank of its replica `device` has; [`None`] if it is not of this container.
     pub fn rank_of(&self, device: DeviceId) -> Option<u32> {
         let place = self.devices.binary_search(&device).ok()?;
         Some(place as u32 % self.layout.ranks().max(1))
-    }
-
-    /// The devices of the replica that `device` belongs to, by rank; empty if it is not of this
-    /// container.
-    pub fn replica_of(&self, device: DeviceId) -> &[DeviceId] {
-        let ranks = self.layout.ranks().max(1) as usize;
-        let place = self.devices.binary_search(&device).ok();
-        place.and_then(|place| self.devices.chunks(ranks).nth(place / ranks)).unwrap_or_default()
     }
 
     /// True if `tenant` is at home here.

@@ -191,7 +191,7 @@ fn tensor_ranks_and_stages_have_whole_replicas() {
     assert_eq!([resident(0, 0), resident(1, 0), resident(0, 1), resident(1, 1)], [true, false, false, true]);
     let container = &gmg.state().containers()[0];
     assert_eq!((container.rank_of(DeviceId(1)), container.rank_of(GPU_2)), (Some(1), None));
-    assert_eq!(container.replica_of(DeviceId(1)), [DeviceId(0), DeviceId(1)]);
+    assert_eq!((container.tenant(), gmg.state().models()[1].tenant()), (tenant, tenant));
 }
 
 #[test]
@@ -322,7 +322,8 @@ fn only_what_is_reserved_is_released_and_only_what_was_lost_returns() {
 fn a_container_names_its_devices_in_order() {
     let mut gmg = Gmg::new(cluster());
     let tenant = gmg.add_tenant(Tenant::best_effort("batch")).unwrap();
-    let container = Container { devices: [2, 1].map(DeviceId).to_vec(), ..Container::replicas([]) };
+    let mut container = Container::replicas([]);
+    container.devices.extend([2, 1].map(DeviceId));
     let unsorted = gmg.add_model(tenant, Model::new("chain", chain()), container).unwrap_err();
     let expected = GmgError::UnsortedContainer { tenant: "batch".into(), device: DeviceId(1), before: DeviceId(2) };
     assert_eq!(unsorted, expected);

@@ -132,7 +132,7 @@ impl Checker<'_> {
                 let found = self.view.job(*job).filter(|found| !found.is_dispatched());
                 let found = found.filter(|found| found.progress() == ops.start && !self.gone.contains(job));
                 let model = found.ok_or(PlanFault::Job(*job))?.spec.model;
-                let tenant = self.view.model(model).ok_or(PlanFault::Job(*job))?.tenant;
+                let tenant = self.view.model(model).ok_or(PlanFault::Job(*job))?.tenant();
                 self.book(*lane, *rank)?;
                 self.right(tenant, lane.device, *rank)?;
                 self.weights(model, lane.device)
@@ -216,7 +216,7 @@ impl Checker<'_> {
     }
 
     fn evict(&mut self, model: ModelId, device: DeviceId) -> Result<(), PlanFault> {
-        let tenant = self.view.model(model).map(|model| model.tenant);
+        let tenant = self.view.model(model).map(|model| model.tenant());
         let resident = self.view.memory(device).and_then(|memory| memory.weight_state(model));
         let lanes = self.view.cluster().device(device).map_or(0, |device| device.spec.lanes);
         let uses = |lane: LaneId| {

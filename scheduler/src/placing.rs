@@ -116,7 +116,7 @@ pub(crate) fn reclaim(context: &Context<'_>, device: DeviceId, class: Class, wan
     let mut asked = 0;
     // Sequences are only where their weights are.
     let models = view.memory(device).into_iter().flat_map(|memory| memory.models());
-    for tenant in models.filter_map(|(model, _)| Some(view.model(model)?.tenant)) {
+    for tenant in models.filter_map(|(model, _)| Some(view.model(model)?.tenant())) {
         let of_class = view.tenant(tenant).is_some_and(|tenant| tenant.class == class);
         if asked >= wanted || Some(tenant) == owner || !of_class {
             continue;

@@ -227,7 +227,7 @@ impl SliceFill {
             Event::Recalled { job, lane, end, started, at, .. } => {
                 self.charge(context, *job, lane.device, *at - *started);
                 let Some(found) = context.view.job(*job) else { return };
-                let Some(tenant) = context.view.model(found.spec.model).map(|model| model.tenant) else { return };
+                let Some(tenant) = context.view.model(found.spec.model).map(|model| model.tenant()) else { return };
                 let replica = ReplicaId { tenant, index: found.spec.key.replica };
                 let due = found
                     .spec
@@ -266,7 +266,7 @@ impl SliceFill {
     /// Charges lane time to a latency-sensitive tenant that ran on somebody else's device.
     fn charge(&mut self, context: &Context<'_>, job: JobId, device: DeviceId, time: Nanos) {
         let model = context.view.job(job).and_then(|job| context.view.model(job.spec.model));
-        let Some(tenant) = model.map(|model| model.tenant) else { return };
+        let Some(tenant) = model.map(|model| model.tenant()) else { return };
         self.count(context, tenant, device, time);
         if is_latency(context.view, tenant) && context.view.owner(device) != Some(tenant) {
             if let Some(state) = self.devices.get_mut(device.index()) {
@@ -507,7 +507,7 @@ impl Policy for SliceFill {
         match event {
             Event::Arrived { request, .. } => self.on_arrival(context, *request, &mut plan),
             Event::WeightsLoaded { model, device, .. } => {
-                let tenant = context.view.model(*model).map(|model| model.tenant);
+                let tenant = context.view.model(*model).map(|model| model.tenant());
                 if let Some(tenant) = tenant {
                     self.places.came(context.view, tenant, *device);
                 }

@@ -316,8 +316,7 @@ impl Entry {
         let template = self.model.template().map_err(|error| self.wrong(error))?;
         let kind = CpuModel::kind_of(&template).map_err(|error| self.wrong(error.into()))?;
         let weights = self.model.weight_bytes(&template).map_err(|error| self.wrong(error))?;
-        let model = slicescheduler_gmg::Model::new(self.model.name(), template);
-        let model = slicescheduler_gmg::Model { weights, ..model };
+        let model = slicescheduler_gmg::Model::new(self.model.name(), template).weights(weights);
         let model = model.kv_bytes_per_token(self.model.kv_bytes_per_token());
         let options = match kind {
             ModelKind::Decoder => BatchOptions { whole_prompts: false, ..options },

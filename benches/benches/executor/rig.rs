@@ -68,7 +68,7 @@ impl Rig {
         let (mut models, mut implementations) = (Vec::new(), Vec::new());
         for tenant in 0..tenants {
             let id = gmg.add_tenant(Tenant::best_effort(["owner", "guest"][tenant as usize % 2]))?;
-            let model = Model { weights: decoder.slot_bytes(), ..Model::new("decoder", decoder.template().clone()) };
+            let model = Model::new("decoder", decoder.template().clone()).weights(decoder.slot_bytes());
             let model = gmg.add_model(id, model, Container::replicas([tenant]))?;
             models.push(model);
             implementations.push((model, decoder.clone()));

@@ -33,7 +33,7 @@ impl CpuWorld {
             return Err(ExecutorError::OtherTemplate(spec.model).into());
         }
         let memory = view.memory(id.device).ok_or(WorldError::NoSuchDevice(id.device))?;
-        let tenant = view.model(spec.model).ok_or(WorldError::NoSuchModel(spec.model))?.tenant;
+        let tenant = view.model(spec.model).ok_or(WorldError::NoSuchModel(spec.model))?.tenant();
         let not_loaded = ExecutorError::NotLoaded { model: spec.model, device: id.device };
         let slot = *device.loaded.get(&spec.model).ok_or(not_loaded)?;
         let whole = model.model.kind() == ModelKind::Encoder;

@@ -49,13 +49,16 @@ pub(super) fn add_pipeline<S: Store>(
         return Err(GmgError::WrongLayout { tenant: name, found: container.layout, expected });
     }
     refuse_container(store, &name, container)?;
-    let held = || container.devices.iter().zip(stages.iter().enumerate().cycle());
-    for (&device, (_, model)) in held() {
+    let held = || {
+        let ranked = container.devices.iter().filter_map(|&device| Some((device, container.rank_of(device)?)));
+        ranked.filter_map(|(device, stage)| Some((device, stage, stages.get(stage as usize)?)))
+    };
+    for (device, _, model) in held() {
         refuse_room(store, &name, model, device)?;
     }
     let first = store.models().len() as u32;
-    for (&device, (stage, model)) in held() {
-        hold(store, ModelId(first + stage as u32), model, device);
+    for (device, stage, model) in held() {
+        hold(store, ModelId(first + stage), model, device);
     }
     for model in stages {
         enter_model(store, tenant, model);

@@ -70,7 +70,7 @@ pub fn digest(view: &impl GmgView) -> Digest {
         (view.memory(device).unwrap().clone(), view.is_lost(device), owner)
     };
     let model = |model: &Arc<slicescheduler_gmg::Model>| {
-        format!("{} {} {} {}", model.name, model.tenant, model.weights, model.template.name())
+        format!("{} {} {} {}", model.name, model.tenant(), model.weights, model.template.name())
     };
     Digest {
         version: view.version().0,

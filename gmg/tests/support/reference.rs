@@ -236,7 +236,7 @@ impl Reference {
         Self {
             version: view.version().0,
             tenants: view.tenants().iter().map(|tenant| tenant.name.to_string()).collect(),
-            models: view.models().iter().map(|model| Model::of(model, model.tenant)).collect(),
+            models: view.models().iter().map(|model| Model::of(model, model.tenant())).collect(),
             containers: view.containers().iter().map(|container| (container.devices.clone(), false)).collect(),
             gangs: Vec::new(),
             requests: BTreeMap::new(),

@@ -154,6 +154,6 @@ impl Room {
 
 fn hosts_latency(view: View<'_>, device: DeviceId) -> bool {
     view.memory(device).is_some_and(|memory| {
-        memory.models().any(|(model, _)| view.model(model).is_some_and(|model| is_latency(view, model.tenant)))
+        memory.models().any(|(model, _)| view.model(model).is_some_and(|model| is_latency(view, model.tenant())))
     })
 }

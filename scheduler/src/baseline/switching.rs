@@ -38,7 +38,7 @@ pub(super) fn fetch_for_waiting(context: &Context<'_>, device: DeviceId, plan: &
     if memory.weight_slots().largest_gap() < wanted {
         let unused = |&(resident, _): &(ModelId, WeightState)| {
             view.model(resident).is_some_and(|described| {
-                let tenant = described.tenant;
+                let tenant = described.tenant();
                 let idle = context.demand.replica_on(tenant, device).is_some_and(|r| r.running == 0 && !r.in_flight);
                 described.weights >= wanted
                     && !view.is_home(tenant, device)

@@ -111,7 +111,7 @@ impl Places {
 pub(super) fn tenants_on(view: View<'_>, device: DeviceId) -> SmallVec<[TenantId; 8]> {
     let models = view.memory(device).into_iter().flat_map(|memory| memory.models());
     let mut tenants: SmallVec<[TenantId; 8]> =
-        models.filter_map(|(model, _)| Some(view.model(model)?.tenant)).collect();
+        models.filter_map(|(model, _)| Some(view.model(model)?.tenant())).collect();
     tenants.sort_unstable();
     tenants.dedup();
     tenants

@@ -90,7 +90,7 @@ impl SliceFill {
             return;
         }
         self.devices[device.index()].space.asked = Some((model, source));
-        if let Some(tenant) = context.view.model(model).map(|model| model.tenant) {
+        if let Some(tenant) = context.view.model(model).map(|model| model.tenant()) {
             self.places.fetching[tenant.index()] = Some(device);
         }
         match context.view.lane(lane_of(device)).and_then(|lane| lane.queue().first()) {
@@ -166,7 +166,7 @@ fn room(context: &Context<'_>, model: ModelId, device: DeviceId) -> Option<Room>
     }
     let idle_guest = |&(guest, state): &(ModelId, WeightState)| {
         let Some(described) = view.model(guest) else { return false };
-        let tenant = described.tenant;
+        let tenant = described.tenant();
         let unused = context.demand.replica_on(tenant, device).is_some_and(|r| r.running == 0 && !r.in_flight);
         state == WeightState::Resident
             && described.weights >= wanted

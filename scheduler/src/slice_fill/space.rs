@@ -85,7 +85,7 @@ impl SliceFill {
             return false;
         }
         let Some((model, state)) = last_slot(memory) else { return false };
-        let Some(tenant) = view.model(model).map(|model| model.tenant) else { return false };
+        let Some(tenant) = view.model(model).map(|model| model.tenant()) else { return false };
         let guest = is_latency(view, tenant);
         let stay = if is_owned_by_best_effort(context, device) { OWNER_WAIT } else { GUEST_STAY };
         let settled = space.changed_at + SLOT_STAY <= context.now && space.guest_at + stay <= context.now;
@@ -135,7 +135,7 @@ impl SliceFill {
         }
         let settled = space.short_at.max(space.changed_at) + SLOT_STAY <= context.now;
         let Some(&model) = space.gone.last().filter(|_| settled) else { return };
-        let Some(tenant) = context.view.model(model).map(|model| model.tenant) else { return };
+        let Some(tenant) = context.view.model(model).map(|model| model.tenant()) else { return };
         let from = source(context, self.places.homes(tenant), model, device);
         let space = &mut self.devices[device.index()].space;
         space.changed_at = context.now;

@@ -257,7 +257,7 @@ impl Mirror {
     }
 
     pub(super) fn rank(&self, model: ModelId, device: DeviceId) -> Rank {
-        let tenant = self.models.get(model.index()).map(|model| model.tenant);
+        let tenant = self.models.get(model.index()).map(|model| model.tenant());
         let owner = tenant.is_some() && self.devices.get(device.index()).and_then(|device| device.owner) == tenant;
         let latency = tenant.is_some_and(|tenant| self.latency_sensitive.get(tenant.index()) == Some(&true));
         match (owner, latency) {

@@ -149,7 +149,7 @@ impl LinearBound {
         let mut loads = Vec::new();
         for (index, batcher) in setup.batching.iter().enumerate() {
             let tenant = TenantId(index as u32);
-            let models = || view.models().iter().filter(|model| model.tenant == tenant);
+            let models = || view.models().iter().filter(|model| model.tenant() == tenant);
             let container = view.containers().iter().find(|container| container.is_home_of(tenant));
             let layout = container.map_or(Layout::Replicas, |container| container.layout);
             loads.push(Load {
@@ -170,7 +170,7 @@ impl LinearBound {
             for (group, times) in groups.iter().zip(&mut times) {
                 let Some(device) = group.devices.first().and_then(|&first| cluster.device(first)) else { continue };
                 let mut works = Vec::new();
-                for model_of in view.models().iter().filter(|model| model.tenant.index() == index) {
+                for model_of in view.models().iter().filter(|model| model.tenant().index() == index) {
                     works.extend(work(model, &model_of.template, &device.spec)?);
                 }
                 let free = available(cluster, group, load, program.span);

@@ -99,7 +99,7 @@ impl Recorder {
             })
             .collect();
         let tenants = view.tenants().iter().enumerate().filter_map(|(index, tenant)| {
-            let model = view.models().iter().find(|model| model.tenant.index() == index)?;
+            let model = view.models().iter().find(|model| model.tenant().index() == index)?;
             Some(TenantCounts::new(tenant.slo, model.template.clone()))
         });
         let tenants = tenants.collect();

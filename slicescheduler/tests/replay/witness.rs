@@ -194,7 +194,7 @@ impl Witness {
         self.check(self.resident.contains(&(model, device)), |_| {
             format!("{id} is launched on {device} without the weights of {model}")
         });
-        let tenant = view.model(model).unwrap().tenant;
+        let tenant = view.model(model).unwrap().tenant();
         let right = view.rank(tenant, device);
         self.check(*rank == right, |_| format!("{id} of {tenant} is launched on {lane} as {rank:?}, not {right:?}"));
         let known = self.jobs.get(id).map(|job| (job.on_lane, job.done, job.launch.spec.clone()));
