@@ -39,7 +39,7 @@ pub use builder::{OpGraphBuilder, OpRef, TensorRef};
 pub use critical_path::CriticalPath;
 pub use edges::{Predecessors, Successors};
 pub use error::GraphError;
-pub use layout::{ActivationLayout, Region};
+pub use layout::ActivationLayout;
 pub use tensor::{Role, Tensor};
 pub use topological::{Circle, TopologicalOrder};
 pub use view::{OpView, QualifiedName, Segment, TensorView};

@@ -8,6 +8,12 @@
 //! let lane = LaneId::new(TenantId(0), 0);
 //! ```
 //!
+//! Ids are plain numbers, so that they can be logged, sent and compared. The types do not tell one graph's from
+//! another's: an id that is used with a graph that did not give it names whatever has that number there, or
+//! nothing. Where the numbers are still private, in the builder of an
+//! [`OpGraph`](crate::graph::OpGraph), references know their builder and are refused by others; a
+//! [`Mark`](crate::snapshot::Mark) knows its branch.
+//!
 //! An operator of a template is not one of a job, and a job's id is no number to count with:
 //!
 //! ```compile_fail,E0308

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
@@ -11,20 +12,42 @@ use crate::semantics::{OpKind, OpSemantics};
 use crate::shape::{Shape, Symbol, SymbolTable, TOKENS};
 
 /// A tensor of the graph that is being built.
+///
+/// It knows its builder: a builder that is given one of another refuses it with
+/// [`GraphError::UnknownReference`]. What a built graph hands out ([`OpIndex`](crate::id::OpIndex),
+/// [`TensorId`](crate::id::TensorId)) are plain numbers, see [`id`](crate::id).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TensorRef(pub(super) u32);
+pub struct TensorRef {
+    at: TensorAt,
+    builder: u64,
+}
 
-/// An operator of the graph that is being built.
+/// An operator of the graph that is being built; as for [`TensorRef`], of no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OpRef(pub(super) u32);
+pub struct OpRef {
+    at: OpAt,
+    builder: u64,
+}
 
-impl TensorRef {
+/// Builders are numbered in the process, so that what is of another one is told.
+static BUILDERS: AtomicU64 = AtomicU64::new(0);
+
+/// A tensor's place among those of its draft. What is carried has a place behind what it carries, so types are found
+/// in finite steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct TensorAt(pub(super) u32);
+
+/// An operator's place among those of its draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct OpAt(pub(super) u32);
+
+impl TensorAt {
     pub(super) const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-impl OpRef {
+impl OpAt {
     pub(super) const fn index(self) -> usize {
         self.0 as usize
     }
@@ -37,13 +60,15 @@ impl OpRef {
 /// run in the order in which they were added.
 #[derive(Debug)]
 pub struct OpGraphBuilder {
+    /// Its number among the builders of the process.
+    number: u64,
     pub(super) name: Box<str>,
     pub(super) symbols: SymbolTable,
     pub(super) tensors: Vec<DraftTensor>,
     pub(super) ops: Vec<DraftOp>,
     pub(super) segments: Vec<Option<u32>>,
     pub(super) blocks: Vec<DraftBlock>,
-    pub(super) controls: Vec<(OpRef, OpRef)>,
+    pub(super) controls: Vec<(OpAt, OpAt)>,
     pub(super) semantics: HashMap<Arc<str>, Arc<dyn OpSemantics>>,
     /// The first mistake that could not be represented.
     failed: Option<GraphError>,
@@ -78,8 +103,8 @@ pub(super) struct DraftOp {
     pub(super) kind: OpKind,
     /// Its own meaning, which goes before that of its kind.
     pub(super) semantics: Option<Arc<dyn OpSemantics>>,
-    pub(super) inputs: SmallVec<[TensorRef; 3]>,
-    pub(super) outputs: SmallVec<[TensorRef; 1]>,
+    pub(super) inputs: SmallVec<[TensorAt; 3]>,
+    pub(super) outputs: SmallVec<[TensorAt; 1]>,
     pub(super) segment: u32,
     pub(super) scope: Option<u32>,
 }
@@ -88,13 +113,14 @@ pub(super) struct DraftOp {
 pub(super) struct DraftBlock {
     pub(super) name: Box<str>,
     pub(super) repeat: u32,
-    pub(super) taken: SmallVec<[TensorRef; 2]>,
-    pub(super) given: SmallVec<[TensorRef; 2]>,
+    pub(super) taken: SmallVec<[TensorAt; 2]>,
+    pub(super) given: SmallVec<[TensorAt; 2]>,
 }
 
 impl OpGraphBuilder {
     pub(super) fn new(name: &str) -> Self {
         Self {
+            number: BUILDERS.fetch_add(1, Ordering::Relaxed),
             name: name.into(),
             symbols: SymbolTable::new(),
             tensors: Vec::new(),
@@ -126,7 +152,8 @@ impl OpGraphBuilder {
     /// Declares a tensor.
     pub fn tensor(&mut self, name: &str, dtype: DType, shape: impl Into<Shape>, role: Role) -> TensorRef {
         let tensor = Tensor { name: name.into(), dtype, shape: shape.into(), role };
-        self.define(Definition::Declared(tensor))
+        let at = self.define(Definition::Declared(tensor));
+        self.handed_out(at)
     }
 
     /// Declares what the host provides when the job starts.
@@ -184,13 +211,18 @@ impl OpGraphBuilder {
         if !continues {
             self.segments.push(None);
         }
-        let op = OpRef(self.ops.len() as u32);
+        let own = |tensors: &[TensorRef]| tensors.iter().all(|tensor| tensor.builder == self.number);
+        if !own(inputs) || !own(outputs) {
+            let user = self.qualified(self.scope, name);
+            self.fail(GraphError::UnknownReference { what: "operator", user });
+        }
+        let op = OpRef { at: OpAt(self.ops.len() as u32), builder: self.number };
         self.ops.push(DraftOp {
             name: name.into(),
             kind,
             semantics,
-            inputs: inputs.into(),
-            outputs: outputs.into(),
+            inputs: inputs.iter().map(|tensor| tensor.at).collect(),
+            outputs: outputs.iter().map(|tensor| tensor.at).collect(),
             segment: self.segments.len() as u32 - 1,
             scope: self.scope,
         });
@@ -201,7 +233,14 @@ impl OpGraphBuilder {
     /// the same repetition; from outside, an operator in a block stands for its last repetition
     /// as `before` and for all of them as `after`.
     pub fn control(&mut self, before: OpRef, after: OpRef) -> &mut Self {
-        self.controls.push((before, after));
+        let own = |op: &OpRef| op.builder == self.number;
+        if own(&before) && own(&after) {
+            self.controls.push((before.at, after.at));
+        } else {
+            let user = [before, after].into_iter().find(own).map(|op| self.op_name(op.at));
+            let user = user.unwrap_or_else(|| self.name.to_string());
+            self.fail(GraphError::UnknownReference { what: "a control edge of", user });
+        }
         self
     }
 
@@ -223,27 +262,31 @@ impl OpGraphBuilder {
             self.fail(GraphError::NestedBlock { inner: name.to_owned(), outer });
             return carried;
         }
+        self.refuse_foreign(name, &carried);
         let block = self.blocks.len() as u32;
         self.segments.push(Some(block));
         self.blocks.push(DraftBlock {
             name: name.into(),
             repeat: count,
-            taken: carried.into_iter().collect(),
+            taken: carried.iter().map(|tensor| tensor.at).collect(),
             given: SmallVec::new(),
         });
         self.scope = Some(block);
         let mut positions = 0..;
         let taken = carried.map(|_| {
             let position = positions.next().unwrap_or_default();
-            self.define(Definition::CarriedIn { block, position })
+            let at = self.define(Definition::CarriedIn { block, position });
+            self.handed_out(at)
         });
         let given = body(self, taken);
         self.scope = None;
-        self.blocks[block as usize].given = given.into_iter().collect();
+        self.refuse_foreign(name, &given);
+        self.blocks[block as usize].given = given.iter().map(|tensor| tensor.at).collect();
         let mut positions = 0..;
         given.map(|_| {
             let position = positions.next().unwrap_or_default();
-            self.define(Definition::CarriedOut { block, position })
+            let at = self.define(Definition::CarriedOut { block, position });
+            self.handed_out(at)
         })
     }
 
@@ -272,8 +315,19 @@ impl OpGraphBuilder {
         op.semantics.as_ref().or_else(of_kind)
     }
 
-    fn define(&mut self, definition: Definition) -> TensorRef {
-        let reference = TensorRef(self.tensors.len() as u32);
+    fn handed_out(&self, at: TensorAt) -> TensorRef {
+        TensorRef { at, builder: self.number }
+    }
+
+    /// Notes that a block carries what is of another builder.
+    fn refuse_foreign(&mut self, block: &str, carried: &[TensorRef]) {
+        if carried.iter().any(|tensor| tensor.builder != self.number) {
+            self.fail(GraphError::UnknownReference { what: "block", user: block.to_owned() });
+        }
+    }
+
+    fn define(&mut self, definition: Definition) -> TensorAt {
+        let reference = TensorAt(self.tensors.len() as u32);
         self.tensors.push(DraftTensor { definition, scope: self.scope });
         reference
     }
@@ -283,7 +337,7 @@ impl OpGraphBuilder {
     }
 
     /// The type of a tensor, through what carries it. The references must have been checked.
-    pub(super) fn type_of(&self, reference: TensorRef) -> &Tensor {
+    pub(super) fn type_of(&self, reference: TensorAt) -> &Tensor {
         let mut at = reference;
         loop {
             at = match self.tensors[at.index()].definition {
@@ -295,13 +349,13 @@ impl OpGraphBuilder {
     }
 
     /// The name of an operator, with the block that it is in.
-    pub(super) fn op_name(&self, op: OpRef) -> String {
+    pub(super) fn op_name(&self, op: OpAt) -> String {
         let draft = &self.ops[op.index()];
         self.qualified(draft.scope, &draft.name)
     }
 
     /// The name of a tensor, with the block that it is in.
-    pub(super) fn tensor_name(&self, reference: TensorRef) -> String {
+    pub(super) fn tensor_name(&self, reference: TensorAt) -> String {
         match &self.tensors[reference.index()].definition {
             Definition::Declared(tensor) => self.qualified(self.tensors[reference.index()].scope, &tensor.name),
             Definition::CarriedIn { block, position } | Definition::CarriedOut { block, position } => {

@@ -3,34 +3,34 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
 
-use super::builder::Definition;
-use super::{GraphError, OpGraphBuilder, OpRef, Role, TensorRef};
+use super::builder::{Definition, OpAt, TensorAt};
+use super::{GraphError, OpGraphBuilder, Role};
 
 /// What `op` must wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Dependency {
     /// An operator of the same repetition.
-    Same(OpRef),
+    Same(OpAt),
     /// An operator of the repetition before.
-    Previous(OpRef),
+    Previous(OpAt),
     /// An operator of an earlier segment, in the first repetition only.
-    AtStart(OpRef),
+    AtStart(OpAt),
     /// An operator of an earlier segment, in every repetition.
-    Always(OpRef),
+    Always(OpAt),
 }
 
 /// By operator: what it waits for.
 pub(super) fn dependencies(
     draft: &OpGraphBuilder,
-    producers: &[Option<OpRef>],
+    producers: &[Option<OpAt>],
 ) -> Result<Vec<Vec<Dependency>>, GraphError> {
     let mut dependencies = vec![Vec::new(); draft.ops.len()];
-    let segment = |op: OpRef| draft.ops[op.index()].segment;
-    let from = |user: OpRef, on: OpRef| {
+    let segment = |op: OpAt| draft.ops[op.index()].segment;
+    let from = |user: OpAt, on: OpAt| {
         if segment(user) == segment(on) { Dependency::Same(on) } else { Dependency::Always(on) }
     };
     for (index, op) in draft.ops.iter().enumerate() {
-        let user = OpRef(index as u32);
+        let user = OpAt(index as u32);
         for &input in &op.inputs {
             match draft.tensors[input.index()].definition {
                 Definition::Declared(_) => {
@@ -54,7 +54,7 @@ pub(super) fn dependencies(
     }
     caches(draft, &mut dependencies);
     for (index, needed) in dependencies.iter_mut().enumerate() {
-        let user = OpRef(index as u32);
+        let user = OpAt(index as u32);
         for dependency in needed.iter() {
             if let Dependency::AtStart(on) | Dependency::Always(on) = *dependency
                 && segment(on) >= segment(user)
@@ -68,7 +68,7 @@ pub(super) fn dependencies(
 }
 
 /// The operator that produces what a tensor outside blocks stands for.
-fn source(draft: &OpGraphBuilder, producers: &[Option<OpRef>], reference: TensorRef) -> Option<OpRef> {
+fn source(draft: &OpGraphBuilder, producers: &[Option<OpAt>], reference: TensorAt) -> Option<OpAt> {
     match draft.tensors[reference.index()].definition {
         Definition::CarriedOut { block, position } => {
             producers[draft.blocks[block as usize].given[position as usize].index()]
@@ -79,19 +79,19 @@ fn source(draft: &OpGraphBuilder, producers: &[Option<OpRef>], reference: Tensor
 
 /// A cache is updated in place, so its users run one after the other.
 fn caches(draft: &OpGraphBuilder, dependencies: &mut [Vec<Dependency>]) {
-    let mut users: BTreeMap<TensorRef, Vec<OpRef>> = BTreeMap::new();
+    let mut users: BTreeMap<TensorAt, Vec<OpAt>> = BTreeMap::new();
     for (index, op) in (0u32..).zip(&draft.ops) {
         for &input in &op.inputs {
             let definition = &draft.tensors[input.index()].definition;
             if matches!(definition, Definition::Declared(declared) if declared.role == Role::KvCache) {
-                users.entry(input).or_default().push(OpRef(index));
+                users.entry(input).or_default().push(OpAt(index));
             }
         }
     }
     for (cache, mut users) in users {
         users.dedup();
-        let segment = |op: &OpRef| draft.ops[op.index()].segment;
-        let mut before: Option<OpRef> = None;
+        let segment = |op: &OpAt| draft.ops[op.index()].segment;
+        let mut before: Option<OpAt> = None;
         for users in users.chunk_by(|left, right| segment(left) == segment(right)) {
             for pair in users.windows(2) {
                 dependencies[pair[1].index()].push(Dependency::Same(pair[0]));
@@ -120,7 +120,7 @@ fn reduce(dependencies: &mut Vec<Dependency>) {
 }
 
 /// Kahn's algorithm per segment; among operators that are ready, the one that was added first.
-pub(super) fn order(draft: &OpGraphBuilder, dependencies: &[Vec<Dependency>]) -> Result<Vec<Vec<OpRef>>, GraphError> {
+pub(super) fn order(draft: &OpGraphBuilder, dependencies: &[Vec<Dependency>]) -> Result<Vec<Vec<OpAt>>, GraphError> {
     let mut waiting = vec![0usize; draft.ops.len()];
     let mut waiters = vec![Vec::new(); draft.ops.len()];
     for (index, needed) in dependencies.iter().enumerate() {
@@ -137,7 +137,7 @@ pub(super) fn order(draft: &OpGraphBuilder, dependencies: &[Vec<Dependency>]) ->
     let mut placed = 0;
     while let Some(Reverse(op)) = ready.pop() {
         placed += 1;
-        order[draft.ops[op as usize].segment as usize].push(OpRef(op));
+        order[draft.ops[op as usize].segment as usize].push(OpAt(op));
         for &waiter in &waiters[op as usize] {
             waiting[waiter as usize] -= 1;
             if waiting[waiter as usize] == 0 {
@@ -150,8 +150,8 @@ pub(super) fn order(draft: &OpGraphBuilder, dependencies: &[Vec<Dependency>]) ->
 
 /// A cycle among the operators that still wait: from one of them, back along what it waits for.
 fn cycle(draft: &OpGraphBuilder, dependencies: &[Vec<Dependency>], waiting: &[usize]) -> GraphError {
-    let mut path: Vec<OpRef> = Vec::new();
-    let mut next = waiting.iter().position(|&count| count > 0).map(|index| OpRef(index as u32));
+    let mut path: Vec<OpAt> = Vec::new();
+    let mut next = waiting.iter().position(|&count| count > 0).map(|index| OpAt(index as u32));
     while let Some(op) = next {
         if let Some(start) = path.iter().position(|&known| known == op) {
             path.drain(..start);

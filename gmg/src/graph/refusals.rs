@@ -241,6 +241,30 @@ fn references_that_lead_nowhere() {
         graph.op("softmax", OpKind::Softmax, &[foreign], &[y]);
     });
     assert_eq!(unknown, "operator \"softmax\" refers to a tensor or operator that this graph does not have");
+    // A number that this graph has, too, is still another's.
+    let mut other = OpGraph::builder("other");
+    let (same, into) = (other.input("x", DType::F32, rows(8)), other.output("y", DType::F32, rows(8)));
+    let foreign_op = other.op("softmax", OpKind::Softmax, &[same], &[into]);
+    let in_range = refusal(|graph| {
+        let (_, y) = (graph.input("x", DType::F32, rows(8)), graph.output("y", DType::F32, rows(8)));
+        graph.op("softmax", OpKind::Softmax, &[same], &[y]);
+    });
+    assert_eq!(in_range, unknown);
+    let carried = refusal(|graph| {
+        let (x, y) = (graph.input("x", DType::F32, rows(8)), graph.output("y", DType::F32, rows(8)));
+        let op = graph.op("softmax", OpKind::Softmax, &[x], &[y]);
+        graph.control(op, foreign_op);
+    });
+    assert_eq!(carried, "a control edge of \"softmax\" refers to a tensor or operator that this graph does not have");
+    let given = refusal(|graph| {
+        let x = graph.input("x", DType::F32, rows(8));
+        graph.repeat("block", 2, [x], |block, [x]| {
+            let t = block.activation("t", DType::F32, rows(8));
+            block.op("op", OpKind::Softmax, &[x], &[t]);
+            [same]
+        });
+    });
+    assert_eq!(given, "block \"block\" refers to a tensor or operator that this graph does not have");
     let scope = refusal(|graph| {
         let (x, _) = softmax(graph);
         let mut inner = x;

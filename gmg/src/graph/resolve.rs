@@ -1,11 +1,11 @@
 //! From a checked draft to a graph: numbering, edges, totals.
 
-use super::builder::Definition;
+use super::builder::{Definition, OpAt, TensorAt};
 use super::dependencies::Dependency;
 use super::edges::{PredecessorEdge, mirror};
 use super::layout::BufferPlan;
 use super::validate::Checked;
-use super::{GraphError, OpGraph, OpGraphBuilder, OpRef, Operand, Role, SegmentRange, SlotCost, StoredOp, TensorRef};
+use super::{GraphError, OpGraph, OpGraphBuilder, Operand, Role, SegmentRange, SlotCost, StoredOp};
 use crate::id::{OpIndex, TensorId};
 use crate::semantics::OpKind;
 use crate::semantics::builtin::{self, CostFormula};
@@ -154,7 +154,7 @@ fn number(draft: &OpGraphBuilder, checked: &Checked, outer_tensors: u32) -> Resu
 
 impl Numbering {
     /// The operand that a reference is for the operators that may use it.
-    fn operand(&self, draft: &OpGraphBuilder, reference: TensorRef) -> Operand {
+    fn operand(&self, draft: &OpGraphBuilder, reference: TensorAt) -> Operand {
         let number = self.tensors[reference.index()];
         match draft.tensors[reference.index()].definition {
             Definition::Declared(_) => match draft.tensors[reference.index()].scope {
@@ -173,7 +173,7 @@ impl Numbering {
     }
 
     /// The tensor that a reference outside blocks stands for.
-    fn outside(&self, draft: &OpGraphBuilder, reference: TensorRef) -> TensorId {
+    fn outside(&self, draft: &OpGraphBuilder, reference: TensorAt) -> TensorId {
         match draft.tensors[reference.index()].definition {
             Definition::CarriedOut { block, position } => {
                 let given = draft.blocks[block as usize].given[position as usize];
@@ -185,8 +185,8 @@ impl Numbering {
     }
 
     fn edge(&self, draft: &OpGraphBuilder, dependency: Dependency) -> PredecessorEdge {
-        let slot = |op: OpRef| self.slots[op.index()];
-        let last = |op: OpRef| -> OpIndex {
+        let slot = |op: OpAt| self.slots[op.index()];
+        let last = |op: OpAt| -> OpIndex {
             let segment = &self.segments[draft.ops[op.index()].segment as usize];
             segment.op(slot(op), segment.repeat - 1)
         };
@@ -199,7 +199,7 @@ impl Numbering {
     }
 }
 
-fn cost(draft: &OpGraphBuilder, op: OpRef) -> Result<SlotCost, GraphError> {
+fn cost(draft: &OpGraphBuilder, op: OpAt) -> Result<SlotCost, GraphError> {
     let from = &draft.ops[op.index()];
     let inputs: Vec<_> = from.inputs.iter().map(|&input| draft.type_of(input)).collect();
     let outputs: Vec<_> = from.outputs.iter().map(|&output| draft.type_of(output)).collect();

@@ -7,16 +7,16 @@ use std::collections::{HashMap, HashSet};
 
 use smallvec::SmallVec;
 
-use super::builder::{Definition, DraftOp};
+use super::builder::{Definition, DraftOp, OpAt, TensorAt};
 use super::dependencies::{Dependency, dependencies, order};
-use super::{GraphError, OpGraphBuilder, OpRef, Role, Tensor, TensorRef};
+use super::{GraphError, OpGraphBuilder, Role, Tensor};
 use crate::semantics::{OpKind, Outputs, builtin};
 
 /// What the checks found out.
 #[derive(Debug)]
 pub(super) struct Checked {
     /// The operators of each segment, in an order in which each comes after what it depends on.
-    pub(super) order: Vec<Vec<OpRef>>,
+    pub(super) order: Vec<Vec<OpAt>>,
     /// By operator.
     pub(super) dependencies: Vec<Vec<Dependency>>,
 }
@@ -81,12 +81,11 @@ fn names(draft: &OpGraphBuilder) -> Result<(), GraphError> {
     distinct("tensors", &mut { tensors })
 }
 
-/// Every reference leads to something of this graph that is in scope.
+/// Every reference leads to something that is in scope. The builder has refused those of other graphs, so they lead
+/// somewhere.
 fn references(draft: &OpGraphBuilder) -> Result<(), GraphError> {
-    let visible = |what, user: &str, reference: TensorRef, scope: Option<u32>, limit: usize| {
-        let unknown = || GraphError::UnknownReference { what, user: user.to_owned() };
-        let tensor = draft.tensors.get(reference.index()).filter(|_| reference.index() < limit).ok_or_else(unknown)?;
-        match tensor.scope {
+    let visible =
+        |what, user: &str, reference: TensorAt, scope: Option<u32>| match draft.tensors[reference.index()].scope {
             Some(block) if scope != Some(block) => Err(GraphError::OutOfScope {
                 what,
                 user: user.to_owned(),
@@ -94,44 +93,34 @@ fn references(draft: &OpGraphBuilder) -> Result<(), GraphError> {
                 block: draft.blocks[block as usize].name.to_string(),
             }),
             _ => Ok(()),
-        }
-    };
-    for (index, tensor) in draft.tensors.iter().enumerate() {
-        // What is carried is defined before what carries it, so types are found in finite steps.
+        };
+    for tensor in &draft.tensors {
         match tensor.definition {
             Definition::Declared(_) => {}
             Definition::CarriedIn { block, position } => {
                 let block = &draft.blocks[block as usize];
-                visible("block", &block.name, block.taken[position as usize], None, index)?;
+                visible("block", &block.name, block.taken[position as usize], None)?;
             }
             Definition::CarriedOut { block: scope, position } => {
                 let block = &draft.blocks[scope as usize];
-                visible("block", &block.name, block.given[position as usize], Some(scope), index)?;
+                visible("block", &block.name, block.given[position as usize], Some(scope))?;
             }
         }
     }
     for (index, op) in draft.ops.iter().enumerate() {
-        let name = draft.op_name(OpRef(index as u32));
+        let name = draft.op_name(OpAt(index as u32));
         for &reference in op.inputs.iter().chain(&op.outputs) {
-            visible("operator", &name, reference, op.scope, draft.tensors.len())?;
-        }
-    }
-    for &(before, after) in &draft.controls {
-        let known = |op: OpRef| op.index() < draft.ops.len();
-        if !known(before) || !known(after) {
-            let user = [before, after].into_iter().find(|&op| known(op)).map(|op| draft.op_name(op));
-            let user = user.unwrap_or_else(|| draft.name.to_string());
-            return Err(GraphError::UnknownReference { what: "a control edge of", user });
+            visible("operator", &name, reference, op.scope)?;
         }
     }
     Ok(())
 }
 
 /// The operator that produces each tensor.
-fn producers(draft: &OpGraphBuilder) -> Result<Vec<Option<OpRef>>, GraphError> {
+fn producers(draft: &OpGraphBuilder) -> Result<Vec<Option<OpAt>>, GraphError> {
     let mut producers = vec![None; draft.tensors.len()];
     for (index, op) in draft.ops.iter().enumerate() {
-        let producer = OpRef(index as u32);
+        let producer = OpAt(index as u32);
         for &output in &op.outputs {
             let tensor = &draft.tensors[output.index()];
             let refuse =
@@ -160,7 +149,7 @@ fn producers(draft: &OpGraphBuilder) -> Result<Vec<Option<OpRef>>, GraphError> {
     Ok(producers)
 }
 
-fn blocks(draft: &OpGraphBuilder, producers: &[Option<OpRef>]) -> Result<(), GraphError> {
+fn blocks(draft: &OpGraphBuilder, producers: &[Option<OpAt>]) -> Result<(), GraphError> {
     for (scope, block) in (0u32..).zip(&draft.blocks) {
         let ops = draft.ops.iter().filter(|op| op.scope == Some(scope)).count();
         if ops == 0 || block.repeat == 0 {
@@ -191,13 +180,13 @@ fn blocks(draft: &OpGraphBuilder, producers: &[Option<OpRef>]) -> Result<(), Gra
 }
 
 /// Every tensor is well formed, comes from somewhere and is of use to somebody.
-fn tensors(draft: &OpGraphBuilder, producers: &[Option<OpRef>]) -> Result<(), GraphError> {
+fn tensors(draft: &OpGraphBuilder, producers: &[Option<OpAt>]) -> Result<(), GraphError> {
     let consumed = consumed(draft);
     for (index, tensor) in draft.tensors.iter().enumerate() {
         let Definition::Declared(declared) = &tensor.definition else {
             continue;
         };
-        let name = draft.tensor_name(TensorRef(index as u32));
+        let name = draft.tensor_name(TensorAt(index as u32));
         let (dtype, shape, role) = (declared.dtype, || Box::new(declared.shape.clone()), declared.role.in_words());
         if let (Some(block), Role::Input | Role::Output) = (tensor.scope, declared.role) {
             let block = draft.blocks[block as usize].name.to_string();
@@ -228,7 +217,7 @@ fn tensors(draft: &OpGraphBuilder, producers: &[Option<OpRef>]) -> Result<(), Gr
 /// Which tensors an operator reads, directly or through what carries them.
 fn consumed(draft: &OpGraphBuilder) -> Vec<bool> {
     let mut consumed = vec![false; draft.tensors.len()];
-    let mut pending: Vec<TensorRef> = draft.ops.iter().flat_map(|op| op.inputs.iter().copied()).collect();
+    let mut pending: Vec<TensorAt> = draft.ops.iter().flat_map(|op| op.inputs.iter().copied()).collect();
     while let Some(reference) = pending.pop() {
         if std::mem::replace(&mut consumed[reference.index()], true) {
             continue;
