@@ -26,8 +26,8 @@ pub(crate) fn observe<S: Store>(store: &mut S, event: &Event) -> Effect {
         Event::Arrived { .. } | Event::Timer { .. } => None,
         Event::Started { job, at } => started(store, *job, *at),
         Event::Finished { job, ops, lane, started, at, ended, .. } => {
-            let odd = finished(store, Report { job: *job, ops, lane: *lane }, (*started, *at));
-            if store.job(*job).is_some_and(|job| job.segments.all_done()) {
+            let (odd, all_done) = finished(store, Report { job: *job, ops, lane: *lane }, (*started, *at));
+            if all_done {
                 complete(store, *job);
             }
             if ended.is_empty() { odd } else { odd.or(end_requests(store, ended)) }
@@ -58,14 +58,15 @@ pub(super) struct Report<'a> {
     pub(super) lane: LaneId,
 }
 
-/// Takes those operators of the report that are on a lane off it and applies `change` to them.
+/// Takes those operators of the report that are on a lane off it and applies `change` to them. Says what was odd about
+/// the report, and whether all operators of the job are done now.
 pub(super) fn leave_lane<S: Store>(
     store: &mut S,
     Report { job: id, ops, lane }: Report<'_>,
     what: &'static str,
     mut change: impl FnMut(&mut Segment),
-) -> Option<Divergence> {
-    let Some(job) = store.job_mut(id) else { return Some(Divergence::UnknownJob(id)) };
+) -> (Option<Divergence>, bool) {
+    let Some(job) = store.job_mut(id) else { return (Some(Divergence::UnknownJob(id)), false) };
     let mut expected = ops.start < ops.end && ops.end <= job.op_count();
     let mut lanes: SmallVec<[LaneId; 2]> = SmallVec::new();
     job.segments.update(ops.clone(), |segment| {
@@ -81,12 +82,13 @@ pub(super) fn leave_lane<S: Store>(
         }
         change(segment);
     });
+    let all_done = job.segments.all_done();
     for on in lanes {
         if let Some(lane) = store.lane_mut(on) {
             lane.remove(id, ops);
         }
     }
-    (!expected).then(|| Divergence::Unexpected { job: id, ops: ops.clone(), what })
+    ((!expected).then(|| Divergence::Unexpected { job: id, ops: ops.clone(), what }), all_done)
 }
 
 /// The first dispatched run of operators begins.
@@ -103,7 +105,11 @@ fn started<S: Store>(store: &mut S, id: JobId, at: Nanos) -> Option<Divergence> 
     None
 }
 
-fn finished<S: Store>(store: &mut S, report: Report<'_>, (start, finish): (Nanos, Nanos)) -> Option<Divergence> {
+fn finished<S: Store>(
+    store: &mut S,
+    report: Report<'_>,
+    (start, finish): (Nanos, Nanos),
+) -> (Option<Divergence>, bool) {
     leave_lane(store, report, "finished", |segment| {
         segment.state = StoredState::Done;
         (segment.start, segment.finish) = (start, finish);
@@ -137,25 +143,23 @@ fn recalled<S: Store>(
 ) -> Option<Divergence> {
     let Some(job) = store.job(id) else { return Some(Divergence::UnknownJob(id)) };
     let (whole, back) = (done.start..end, done.end..end);
-    let mut was_on_lane = false;
-    job.segments.all(whole.clone(), |segment| {
-        was_on_lane |= segment.state.is_on_lane();
-        true
-    });
+    let mut all_done = job.segments.all_done();
+    let was_on_lane = fate == Fate::Drop && !job.segments.all(whole.clone(), |segment| !segment.state.is_on_lane());
     let mut odd = None;
     if done.start > done.end || done.end > end || whole.is_empty() {
         odd = Some(Divergence::Unexpected { job: id, ops: whole, what: "recalled" });
     }
     if !done.is_empty() {
-        odd = odd.or(finished(store, Report { job: id, ops: done, lane }, times));
+        let (contradicts, all) = finished(store, Report { job: id, ops: done, lane }, times);
+        (odd, all_done) = (odd.or(contradicts), all);
     }
     if !back.is_empty() {
-        let taken = leave_lane(store, Report { job: id, ops: &back, lane }, "recalled", take_back);
-        odd = odd.or(taken);
+        let (contradicts, all) = leave_lane(store, Report { job: id, ops: &back, lane }, "recalled", take_back);
+        (odd, all_done) = (odd.or(contradicts), all);
     }
-    if store.job(id).is_some_and(|job| job.segments.all_done()) {
+    if all_done {
         complete(store, id);
-    } else if fate == Fate::Drop && was_on_lane {
+    } else if was_on_lane {
         start_over(store, id);
     }
     abandon(store, id);
@@ -202,11 +206,11 @@ fn failed<S: Store>(store: &mut S, id: JobId, lane: LaneId, at: Nanos) -> Option
     let on_lane = |job: &Job| job.segments.iter().find(|segment| segment.state.is_on_lane());
     while let Some(segment) = store.job(id).and_then(on_lane) {
         let ops = segment.first..segment.end;
-        let left = leave_lane(store, Report { job: id, ops: &ops, lane }, "failed", |segment| {
+        let (contradicts, _) = leave_lane(store, Report { job: id, ops: &ops, lane }, "failed", |segment| {
             segment.state = StoredState::Failed;
             segment.finish = at;
         });
-        odd = odd.or(left);
+        odd = odd.or(contradicts);
     }
     free_activations(store, id);
     if store.job(id).is_some_and(Job::is_broken) {

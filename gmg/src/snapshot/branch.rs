@@ -275,8 +275,11 @@ impl Store for Branch {
         JobId { slot, generation: place.generation }
     }
     fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
-        self.job(id)?;
-        self.slot_mut(id.slot)?.get_mut(id)
+        let (mark, base) = (self.mark, &self.base);
+        let scratch = self.scratch.get_or_insert_with(|| base.scratch().take());
+        // One look-up; a row that is not of this job is not copied.
+        let of_job = || base.slots().get(id.slot as usize).filter(|slot| slot.get(id).is_some()).cloned();
+        scratch.jobs.write(id.slot, mark, of_job)?.get_mut(id)
     }
     fn remove_job(&mut self, id: JobId) {
         if self.job(id).is_none() {
