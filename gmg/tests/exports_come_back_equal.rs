@@ -167,7 +167,7 @@ proptest! {
         let mut records = records;
         // Ids that differ in their upper bits only would still be distinct; two of them must not meet.
         records.iter_mut().enumerate().for_each(|(index, record)| record.id = record.id.wrapping_shl(6) | index as u64);
-        let lanes = [Box::from("stream 7")];
+        let lanes = [Box::from("stream \"7\" \\ \n \u{1f980}")];
         let source = Source::new(&graph, &Binding::new()).with_records(&records, &lanes);
         let import = back(source);
         prop_assert_eq!(ops(&import.graph, &Binding::new()), ops(&graph, &Binding::new()));
@@ -179,10 +179,17 @@ proptest! {
         let dot = String::from_utf8(dot).unwrap();
         prop_assert_eq!(dot.lines().filter(|line| line.contains(" -> ")).count() as u64, import.account.edges);
         prop_assert_eq!(dot.matches("label = ").count(), graph.op_count() as usize);
+        for line in dot.lines() {
+            let unescaped = line.replace("\\\\", "").replace("\\\"", "");
+            prop_assert_eq!(unescaped.matches('"').count() % 2, 0, "{}", line);
+        }
 
         let mut perfetto = Vec::new();
         export::perfetto(source, &mut perfetto).unwrap();
         let trace: Value = serde_json::from_slice(&perfetto).unwrap();
+        let named = |event: &&Value| event["name"] == "thread_name" && event["tid"] == 1;
+        let name = trace["traceEvents"].as_array().unwrap().iter().find(named).unwrap();
+        prop_assert_eq!(name["args"]["name"].as_str(), Some(&*lanes[0]));
         let spans: Vec<&Value> =
             trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X").collect();
         prop_assert_eq!(spans.len(), records.len());
