@@ -149,26 +149,27 @@ impl Orders {
     /// With the exact peak.
     ///
     /// ```
-    /// use slicescheduler_gmg::cluster::Cluster;
+    /// use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
     /// use slicescheduler_gmg::id::DeviceId;
     /// use slicescheduler_gmg::memory::{MayExceed, Orders};
     /// use slicescheduler_gmg::units::Bytes;
     /// use slicescheduler_gmg::{Gmg, GmgView};
     ///
-    /// let gmg = Gmg::new(Cluster::h100_node(1));
+    /// let cluster = Cluster::builder().node("a", |node| node.devices(1, DeviceSpec::h100_sxm())).build()?;
+    /// let gmg = Gmg::new(cluster);
     /// let mut last = Vec::new();
     /// let mut orders = Orders::queued(&gmg.view(), DeviceId(0), &mut last);
-    /// // Two steps in two lanes; behind the second, in its lane, a third.
-    /// let usable = gmg.view().memory(DeviceId(0)).map_or(Bytes::ZERO, |memory| memory.layout().usable);
-    /// let [half, third] = [Bytes(usable.get() / 2), Bytes(usable.get() / 3)];
+    /// // Two steps in two lanes.
+    /// let usable = Bytes::gib(60);
+    /// let (half, third) = (Bytes::gib(30), Bytes::gib(20));
     /// orders.step(half, half);
     /// let second = orders.step(third, third);
     /// assert_eq!(orders.admit(usable), Ok(()));
-    /// let behind = orders.step(half + Bytes(1), half + Bytes(1));
+    /// // Behind the second, in its lane, a third one. It may run while the first does, and then they do not fit.
+    /// let behind = orders.step(third + third, third + third);
     /// orders.before(second, behind)?;
-    /// // The third may run while the first does, and then they do not fit.
-    /// assert_eq!(orders.admit(usable), Err(MayExceed { peak: half + half + Bytes(1), capacity: usable }));
-    /// # Ok::<(), slicescheduler_gmg::memory::NotBefore>(())
+    /// assert_eq!(orders.admit(usable), Err(MayExceed { peak: Bytes::gib(70), capacity: usable }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn admit(&self, capacity: Bytes) -> Result<(), MayExceed> {
         let all = self.steps.iter().fold(self.in_use.get(), |all, (takes, _)| all.saturating_add(takes.get()));
