@@ -53,6 +53,7 @@
 
 mod dispatch;
 mod gang;
+mod group;
 mod lane;
 mod memory;
 mod network;
@@ -61,6 +62,7 @@ mod order;
 mod run;
 mod share;
 mod tournament;
+mod turn;
 
 pub use dispatch::LaunchCosts;
 pub use gang::{CollectivesRef, GangError};
@@ -81,6 +83,7 @@ use crate::cost::JobCost;
 use crate::interference::{Interference, JobDemand, Rate};
 use dispatch::Dispatcher;
 use gang::Gang;
+use group::Group;
 use lane::{Doing, Lane};
 use memory::Tracked;
 pub(crate) use network::Network;
@@ -165,7 +168,13 @@ pub struct Engine {
     gang_of: Vec<u32>,
     /// Operators that are collectives, ascending.
     collectives: Vec<Vec<u32>>,
-    /// The lanes, then the timers, then the network.
+    /// Of lanes, from the first run on.
+    groups: Vec<Group>,
+    /// The lanes of the groups.
+    grouped: Vec<u32>,
+    /// Groups whose next event may be another than `events` says.
+    stale: Vec<u32>,
+    /// The groups, then the timers, then the network.
     events: Tournament,
     /// Ascending from `timer` on.
     timers: Vec<(Nanos, Timer)>,
@@ -175,6 +184,14 @@ pub struct Engine {
     fresh: usize,
     begun: bool,
     now: Nanos,
+    /// The latest that `now` has been: groups that run ahead are later than others.
+    latest: Nanos,
+    /// The group that runs ahead of the others at this moment; or none.
+    running_ahead: u32,
+    /// Nothing starts then or later.
+    horizon: Nanos,
+    /// True if a lane is watched.
+    watching: bool,
     floor: Nanos,
     window: Nanos,
     operators: u64,
@@ -215,7 +232,12 @@ impl Engine {
         self.changes.clear();
         self.fresh = 0;
         self.begun = false;
+        self.groups.clear();
+        self.grouped.clear();
+        self.stale.clear();
+        self.watching = false;
         self.now = Nanos::ZERO;
+        self.latest = Nanos::ZERO;
         self.floor = floor;
         self.window = Nanos::ZERO;
         self.operators = 0;
@@ -241,12 +263,12 @@ impl Engine {
     /// Adds a lane of `device`: it is as fast as the device is, and is slowed by the device's other
     /// lanes if the device has an interference.
     pub fn add_lane_of(&mut self, device: DeviceRef) -> LaneRef {
-        let lane = self.add_lane();
+        let id = self.add_lane();
         if let (Some(state), Some(lane)) = (self.devices.get_mut(device.0 as usize), self.lanes.last_mut()) {
             lane.device = device.0;
-            lane.number = state.add_lane();
+            lane.number = state.add_lane(id.0);
         }
-        lane
+        id
     }
 
     /// Lets a host launch the operators of `lane`, at these costs.
@@ -259,9 +281,7 @@ impl Engine {
 
     /// Lets the lanes of `device` slow each other. Without, they do not.
     pub fn set_interference(&mut self, device: DeviceRef, interference: Arc<dyn Interference>) {
-        if let Some(device) = self.devices.get_mut(device.0 as usize) {
-            device.set_interference(interference);
-        }
+        self.share_device(device.0, interference);
     }
 
     /// From `at` on everything on `device` but collectives runs at `speed`: a throttled device, or
@@ -336,7 +356,12 @@ impl Engine {
         let is_last = node.0 as usize + 1 == self.nodes.len();
         let Some(state) = self.nodes.last_mut().filter(|_| is_last) else { return };
         let Hold { device, kind, taken, freed } = hold;
-        if (device.0 as usize) < self.devices.len() {
+        if let Some(held) = self.devices.get_mut(device.0 as usize) {
+            match self.lanes.get_mut(state.lane as usize) {
+                Some(lane) if lane.device == device.0 => {}
+                Some(lane) => (lane.strays, held.visited) = (true, true),
+                None => held.visited = true,
+            }
             if state.first_hold == NONE {
                 state.first_hold = self.holds.len() as u32;
             } else if let Some(previous) = self.holds.last_mut() {
@@ -368,6 +393,8 @@ impl Engine {
     pub fn watch(&mut self, lane: LaneRef) {
         if let Some(lane) = self.lanes.get_mut(lane.0 as usize) {
             lane.watched = true;
+            self.watching = true;
+            self.groups.iter_mut().for_each(Group::watch);
         }
     }
 
@@ -445,20 +472,18 @@ impl Engine {
     fn take(&mut self, device: u32, kind: ByteKind, bytes: Bytes, by: u32) {
         if let Some(state) = self.devices.get_mut(device as usize) {
             state.memory.take(kind, bytes, by);
-            self.memory_changed(device);
+            if !std::mem::replace(&mut state.memory.changed, true) {
+                self.changed.push(device);
+            }
         }
     }
 
     fn free(&mut self, device: u32, kind: ByteKind, bytes: Bytes) {
         if let Some(state) = self.devices.get_mut(device as usize) {
             state.memory.free(kind, bytes);
-            self.memory_changed(device);
-        }
-    }
-
-    fn memory_changed(&mut self, device: u32) {
-        if !std::mem::replace(&mut self.devices[device as usize].memory.changed, true) {
-            self.changed.push(device);
+            if !std::mem::replace(&mut state.memory.changed, true) {
+                self.changed.push(device);
+            }
         }
     }
 }

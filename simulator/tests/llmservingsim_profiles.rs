@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
+use slicescheduler_gmg::units::Nanos;
+use slicescheduler_simulator::cost::Coverage;
 use slicescheduler_simulator::profile::ProfileError;
 use slicescheduler_simulator::profile::llmservingsim::{Block, Exchange, Profile, Step, StepModel};
 
@@ -63,6 +65,21 @@ fn a_decode_step_is_the_sum_of_its_kernels() {
     // half-way between 2 and 10 and between 100 and 1000: (10 + 28 + 50 + 140) / 4 = 57. Head: 150 and 7.
     let per_layer = 2 * 3 + 30 + 5 + 20 + 57;
     assert_eq!(nanos(profile, step), (10 + 2 + 3 * per_layer + 150 + 7) * 1000);
+}
+
+/// Of the step above, dense operators are at samples: 10 + 2 + 3 * (2 * 3 + 30 + 5 + 20) = 195; attention, 3 * 57, and
+/// the head, 157, lie between samples. With 150 tokens dense operators are half of the last sample beyond it.
+#[test]
+fn a_step_says_how_its_time_is_known() {
+    let profile = Profile::read(&write("coverage", &[]), 1).unwrap();
+    let model = StepModel::new(profile, block(), None).unwrap();
+    let mut step = Step { tokens: 100, expert_tokens: 100, sequences: 6, chunks: vec![], decodes: vec![550; 6] };
+    let (parts, coverage) = model.covered_parts(&mut step);
+    let expected = Coverage { measured: Nanos(195_000), interpolated: Nanos(328_000), ..Coverage::default() };
+    assert_eq!((coverage, coverage.total()), (expected, parts.total()));
+    let (_, coverage) = model.covered_parts(&mut Step { tokens: 150, ..step });
+    assert!(coverage.measured.is_zero() && (50..=51).contains(&coverage.farthest_percent), "{coverage}");
+    assert_eq!(coverage.interpolated, expected.interpolated);
 }
 
 /// Two chunks of 50 tokens, one of them behind 100 others: on average a token looks back (25 + 125) / 2 = 75 tokens, as in

@@ -47,18 +47,33 @@ impl Coverage {
                 let (Some(op), Some(kind)) = (template.op(OpIndex(index)), template.kind(slot)) else { continue };
                 let operation = Operation { template, op, kind, cost: template.cost(slot, binding), binding, device };
                 let estimate = model.estimate(&operation);
-                let part = match estimate.confidence {
-                    Confidence::Measured => &mut self.measured,
-                    Confidence::Interpolated => &mut self.interpolated,
-                    Confidence::Extrapolated { percent } => {
-                        self.farthest_percent = self.farthest_percent.max(percent);
-                        &mut self.extrapolated
-                    }
-                    Confidence::Modelled => &mut self.modelled,
-                };
-                *part += estimate.duration.max(Nanos(1)).times(u64::from(segment.repeat()));
+                let time = estimate.duration.max(Nanos(1)).times(u64::from(segment.repeat()));
+                self.count(estimate.confidence, time);
             }
         }
+    }
+
+    /// Adds `time` that was estimated with `confidence`.
+    pub fn count(&mut self, confidence: Confidence, time: Nanos) {
+        let part = match confidence {
+            Confidence::Measured => &mut self.measured,
+            Confidence::Interpolated => &mut self.interpolated,
+            Confidence::Extrapolated { percent } => {
+                self.farthest_percent = self.farthest_percent.max(percent);
+                &mut self.extrapolated
+            }
+            Confidence::Modelled => &mut self.modelled,
+        };
+        *part += time;
+    }
+
+    /// Adds what `other` counted.
+    pub fn merge(&mut self, other: &Self) {
+        self.measured += other.measured;
+        self.interpolated += other.interpolated;
+        self.extrapolated += other.extrapolated;
+        self.farthest_percent = self.farthest_percent.max(other.farthest_percent);
+        self.modelled += other.modelled;
     }
 
     /// All of the time.

@@ -108,6 +108,6 @@ impl Engine {
         self.vacate(lane);
         let state = &mut self.lanes[lane as usize];
         (state.doing, state.rate) = (Doing::Host, 0);
-        self.events.set(lane, at.get());
+        self.set_event(lane, at);
     }
 }

@@ -23,10 +23,10 @@ use std::ops::Range;
 
 use slicescheduler_gmg::units::Nanos;
 
+use super::Engine;
 use super::lane::Doing;
 use super::network::div_ceil;
 use super::node::{NONE, NodeRef, Phase, Span};
-use super::{Engine, Tournament};
 use crate::interference::Rate;
 
 /// Which operators of a job are collectives, in an [`Engine`], valid until its next reset.
@@ -171,7 +171,7 @@ impl Engine {
         let demand = self.demand(lane);
         let state = &mut self.lanes[lane as usize];
         (state.doing, state.demand, state.rate) = (Doing::Peers, demand, 0);
-        self.events.set(lane, Tournament::NEVER);
+        self.set_event(lane, Nanos::MAX);
         self.occupy(lane);
         let gang = self.gang_of[node as usize];
         let size = self.members(gang).len() as u32;
@@ -185,7 +185,7 @@ impl Engine {
         let takes = lanes.iter().map(|&lane| self.operator_length(lane)).max().unwrap_or(Nanos(1));
         for lane in lanes {
             self.lanes[lane as usize].doing = Doing::Collective;
-            self.events.set(lane, (self.now + takes).get());
+            self.set_event(lane, self.now + takes);
         }
     }
 
@@ -323,7 +323,7 @@ impl Engine {
                         self.stop_before(lane, stop);
                     } else {
                         self.lanes[lane as usize].until = until;
-                        self.events.set(lane, at.get());
+                        self.set_event(lane, at);
                     }
                 }
                 Doing::Whole | Doing::Step | Doing::Host if next == stop => self.stop_before(lane, stop),

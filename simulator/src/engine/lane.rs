@@ -1,5 +1,7 @@
 //! A lane: its queues, and what it does at the moment.
 
+use std::ops::Range;
+
 use slicescheduler_gmg::units::Nanos;
 
 use super::node::{NONE, State};
@@ -24,75 +26,99 @@ pub(super) enum Doing {
     Collective,
 }
 
+/// Of a lane to which nothing has been added.
+const NO_RANK: u8 = u8::MAX;
+/// Of a lane with nodes of several ranks.
+const MIXED: u8 = u8::MAX - 1;
+
 /// A lane: one queue per rank, threaded through the nodes. A node stays in its queue until it
 /// leaves the lane, so what was cut is still ahead of what came later.
+///
+/// The first cache line is what every event of an operator that ends needs; the second is for
+/// queues and for what is rare.
 #[derive(Clone, Debug)]
+#[repr(C, align(64))]
 pub(super) struct Lane {
-    pub(super) heads: [u32; RANKS],
-    tails: [u32; RANKS],
+    /// While stepping: what was left of the operator at `since`, in multiples of 2^-20 ns.
+    pub(super) left: u128,
+    /// While whole: when its next operator started, or would have without slower times before.
+    /// While stepping: when `left` was left.
+    pub(super) since: Nanos,
+    /// When something happens here next.
+    pub(super) event: Nanos,
     pub(super) running: u32,
-    /// The node that left last.
-    pub(super) last: u32,
-    /// Nodes that have not left.
-    pub(super) waiting: u32,
+    /// While stepping: progress per nanosecond since `since`; zero before it is known.
+    pub(super) rate: u32,
+    /// What the operator that runs demands.
+    pub(super) demand: Demand,
     /// The device that it shares with other lanes.
     pub(super) device: u32,
-    /// Its number there.
+    /// The lanes that its events are kept with.
+    pub(super) group: u32,
+    /// Its number on its device.
     pub(super) number: u16,
-    pub(super) watched: bool,
+    pub(super) doing: Doing,
+    /// The rank of all of its nodes, if they have the same.
+    only: u8,
+    /// True while an operator of it is on the device.
+    pub(super) occupies: bool,
     pub(super) unsettled: bool,
-    /// True if a member of a gang could not start here because of the others.
-    pub(super) gated: bool,
+    pub(super) watched: bool,
     /// True if the host has to launch every operator that runs, one by one.
     pub(super) eager: bool,
-    pub(super) doing: Doing,
-    /// While whole: when its next operator started, or would have without slower times before.
-    pub(super) since: Nanos,
+
+    pub(super) heads: [u32; RANKS],
+    tails: [u32; RANKS],
+    /// The running node stops at the first boundary that is not before.
+    pub(super) cut_from: Nanos,
     /// While whole: how much further its next operator is than `since` says, in multiples of
     /// 2^-20 ns; less than one nanosecond.
     pub(super) ahead: u32,
     /// While whole: the operator before which something happens.
     pub(super) until: u32,
-    /// What the operator that runs demands.
-    pub(super) demand: Demand,
-    /// While stepping: what was left of the operator at `based`, in multiples of 2^-20 ns.
-    pub(super) left: u128,
-    pub(super) based: Nanos,
-    /// While stepping: progress per nanosecond since `based`; zero before it is known.
-    pub(super) rate: u32,
-    /// The running node stops at the first boundary that is not before.
-    pub(super) cut_from: Nanos,
+    /// Nodes that have not left.
+    pub(super) waiting: u32,
+    /// The node that left last.
+    pub(super) last: u32,
     /// The gang that has begun to start and needs this lane.
     pub(super) reserved: u32,
-    /// The dispatcher that launches its operators.
+    /// The dispatcher that launches its operators; or none.
     pub(super) dispatcher: u32,
+    /// True if a member of a gang could not start here because of the others.
+    pub(super) gated: bool,
+    /// True if its nodes hold bytes of other devices.
+    pub(super) strays: bool,
 }
 
 impl Default for Lane {
     fn default() -> Self {
         Self {
+            left: 0,
+            since: Nanos::ZERO,
+            event: Nanos::MAX,
+            running: NONE,
+            rate: 0,
+            demand: Demand::NONE,
+            device: NONE,
+            group: 0,
+            number: 0,
+            doing: Doing::Nothing,
+            only: NO_RANK,
+            occupies: false,
+            unsettled: false,
+            watched: false,
+            eager: false,
             heads: [NONE; RANKS],
             tails: [NONE; RANKS],
-            running: NONE,
-            last: NONE,
-            waiting: 0,
-            device: NONE,
-            number: 0,
-            watched: false,
-            unsettled: false,
-            gated: false,
-            eager: false,
-            doing: Doing::Nothing,
-            since: Nanos::ZERO,
+            cut_from: Nanos::MAX,
             ahead: 0,
             until: 0,
-            demand: Demand::NONE,
-            left: 0,
-            based: Nanos::ZERO,
-            rate: 0,
-            cut_from: Nanos::MAX,
+            waiting: 0,
+            last: NONE,
             reserved: NONE,
             dispatcher: NONE,
+            gated: false,
+            strays: false,
         }
     }
 }
@@ -106,6 +132,45 @@ impl Lane {
         }
         self.tails[rank] = id;
         self.waiting += 1;
+        self.only = match self.only {
+            NO_RANK => rank as u8,
+            only if only == rank as u8 => only,
+            _ => MIXED,
+        };
+    }
+
+    /// True if no node of this lane ever has the right of way over another.
+    pub(super) fn has_one_rank(&self) -> bool {
+        self.only != MIXED
+    }
+
+    /// The first node of its only queue, if it has one and that is not empty.
+    pub(super) fn only_head(&self) -> u32 {
+        self.heads.get(self.only as usize).copied().unwrap_or(NONE)
+    }
+
+    /// Ranks that may have nodes.
+    pub(super) fn ranks(&self) -> Range<usize> {
+        match self.only {
+            MIXED => 0..RANKS,
+            NO_RANK => 0..0,
+            only => only as usize..only as usize + 1,
+        }
+    }
+
+    /// The node that runs, which is the first of its queue, is done and leaves.
+    pub(super) fn finish(&mut self, node: &State) {
+        self.last = self.running;
+        self.running = NONE;
+        self.doing = Doing::Nothing;
+        self.rate = 0;
+        self.cut_from = Nanos::MAX;
+        let rank = node.rank as usize;
+        self.heads[rank] = node.behind;
+        if node.behind == NONE {
+            self.tails[rank] = NONE;
+        }
+        self.waiting -= 1;
     }
 
     /// Takes `id` out of its queue. O(1) for the first, O(nodes ahead of it) for others.
@@ -138,6 +203,6 @@ impl Lane {
 
     /// What is left of the operator at `now`, while stepping.
     pub(super) fn left_at(&self, now: Nanos) -> u128 {
-        self.left.saturating_sub(u128::from(self.rate) * u128::from((now - self.based).get()))
+        self.left.saturating_sub(u128::from(self.rate) * u128::from((now - self.since).get()))
     }
 }

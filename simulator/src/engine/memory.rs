@@ -49,6 +49,11 @@ impl MemoryState {
         self.total = self.total.saturating_add(bytes.get());
     }
 
+    /// True if there are more bytes of `kind`, or of all kinds, than there may be.
+    fn exceeds(&self, kind: ByteKind) -> bool {
+        self.used[kind as usize] > self.limit[kind as usize] || self.total > self.usable
+    }
+
     /// Counts `bytes` less, but never less than nothing.
     pub fn remove(&mut self, kind: ByteKind, bytes: Bytes) {
         let used = &mut self.used[kind as usize];
@@ -115,8 +120,8 @@ pub(super) struct Tracked {
     violation: Option<Violation>,
     /// The latest node that took bytes in this instant.
     taker: u32,
-    /// True if this instant's changes may have crossed a limit or a peak.
-    grew: bool,
+    /// True if something has exceeded a limit since this was last looked at. Only what is taken can.
+    exceeded: bool,
     /// True from a change to the end of its instant.
     pub(super) changed: bool,
     pub(super) recording: bool,
@@ -130,7 +135,7 @@ impl Tracked {
             peak: state.total(),
             violation: None,
             taker: NONE,
-            grew: true,
+            exceeded: true,
             changed: false,
             recording: false,
             points: Vec::new(),
@@ -139,7 +144,7 @@ impl Tracked {
 
     pub(super) fn take(&mut self, kind: ByteKind, bytes: Bytes, by: u32) {
         self.state.add(kind, bytes);
-        self.grew = true;
+        self.exceeded |= self.state.exceeds(kind);
         if by != NONE && (self.taker == NONE || by > self.taker) {
             self.taker = by;
         }
@@ -156,12 +161,9 @@ impl Tracked {
         if self.recording {
             self.record(at);
         }
-        if !std::mem::take(&mut self.grew) {
-            return;
-        }
         let taker = std::mem::replace(&mut self.taker, NONE);
         self.peak = self.peak.max(self.state.total());
-        if self.violation.is_none() {
+        if std::mem::take(&mut self.exceeded) && self.violation.is_none() {
             let missing = self.state.missing();
             let by = (taker != NONE).then_some(NodeRef(taker));
             self.violation = (!missing.is_zero()).then_some(Violation { at, missing, by });

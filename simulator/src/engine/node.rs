@@ -193,6 +193,18 @@ impl State {
         self.phase == Phase::Waiting && self.waits == 0 && self.at <= now
     }
 
+    /// True if it is runnable once its time has come, if nothing else happens.
+    pub(super) fn runs_later(&self) -> bool {
+        self.phase == Phase::Waiting && self.waits == 0
+    }
+
+    /// It must not start before `at`, if it has not started.
+    pub(super) fn wait_until(&mut self, at: Nanos) {
+        if !self.started {
+            self.at = self.at.max(at);
+        }
+    }
+
     /// When it may start; of no meaning once it has.
     pub(super) fn release(&self) -> Nanos {
         self.at

@@ -2,10 +2,10 @@
 
 use slicescheduler_gmg::units::Nanos;
 
-use super::lane::{Doing, RANKS};
+use super::lane::Doing;
 use super::node::{NONE, Phase, Span};
 use super::tournament::Tournament;
-use super::{Change, Drained, Edge, Engine, LaneRef, NodeRef, Timer};
+use super::{Change, Drained, Engine, LaneRef, NodeRef, Timer};
 
 impl Engine {
     /// Runs until nothing is left that would happen before `horizon`, or until a watched lane has
@@ -15,34 +15,48 @@ impl Engine {
     /// nothing else happened. O(events * log lanes), where an event is a start, an end, a cut or a
     /// release; macro-operators that nothing slows are one start and one end.
     pub fn run(&mut self, horizon: Nanos) -> Option<Drained> {
+        self.horizon = horizon;
         self.admit();
         loop {
             if let Some(drained) = self.next_drained() {
                 return Some(drained);
             }
             self.settle();
-            let (_, at) = self.events.first();
+            self.run_ahead();
+            let (mut source, at) = self.events.first();
             if at >= horizon.get() {
+                self.now = self.latest;
                 self.forecast_running();
                 return None;
             }
             self.now = Nanos(at);
+            self.latest = self.latest.max(self.now);
             loop {
-                let (source, next) = self.events.first();
-                if next != at {
+                self.happen(source);
+                if source < self.timers_source() && self.gangs.is_empty() {
+                    // Nothing but its own event has changed, and that is looked for again later.
+                    if self.events.first_of_others(source) != at {
+                        break;
+                    }
+                    self.events.set(source, self.next_of(source).get());
+                } else {
+                    self.refresh();
+                }
+                let next = self.events.first();
+                if next.1 != at {
                     break;
                 }
-                self.happen(source);
+                source = next.0;
             }
         }
     }
 
     fn timers_source(&self) -> u32 {
-        self.lanes.len() as u32
+        self.groups.len() as u32
     }
 
     fn network_source(&self) -> u32 {
-        self.lanes.len() as u32 + 1
+        self.groups.len() as u32 + 1
     }
 
     /// A watched lane whose last node ended in this instant, and that got nothing new since.
@@ -61,15 +75,20 @@ impl Engine {
     fn admit(&mut self) {
         if !self.begun {
             self.begun = true;
-            self.events.reset(self.lanes.len() + 2);
+            self.form_groups();
+            self.events.reset(self.groups.len() + 2);
         }
+        let is_first = self.fresh == 0;
         for id in self.fresh..self.nodes.len() {
-            let release = self.nodes[id].release();
-            if release > self.now {
-                self.timers.push((release, Timer::Release(id as u32)));
-            } else {
+            let node = &self.nodes[id];
+            if node.release() > self.now {
+                self.timers.push((node.release(), Timer::Release(id as u32)));
+            } else if !is_first || node.lane == NONE {
                 self.become_runnable(id as u32);
             }
+        }
+        if is_first {
+            (0..self.lanes.len() as u32).for_each(|lane| self.unsettle(lane));
         }
         self.fresh = self.nodes.len();
         self.timers[self.timer..].sort_unstable();
@@ -77,6 +96,7 @@ impl Engine {
             self.timer_event();
         }
         self.set_timer();
+        self.find_independent();
     }
 
     fn set_timer(&mut self) {
@@ -87,7 +107,7 @@ impl Engine {
     /// One thing happens at `now`.
     fn happen(&mut self, source: u32) {
         if source < self.timers_source() {
-            self.lane_event(source);
+            self.group_event(source, self.now);
         } else if source == self.timers_source() {
             self.timer_event();
             self.set_timer();
@@ -119,15 +139,19 @@ impl Engine {
         }
     }
 
-    fn lane_event(&mut self, lane: u32) {
+    pub(super) fn lane_event(&mut self, lane: u32) {
         let state = &self.lanes[lane as usize];
+        if state.running == NONE {
+            // What is first here may start now.
+            return self.unsettle(lane);
+        }
         let (next, _) = self.nodes[state.running as usize].ops();
         match state.doing {
             Doing::Whole => self.reach(lane, state.until),
             Doing::Step | Doing::Collective => self.reach(lane, next + 1),
             Doing::Host => self.launched(lane, next),
             // Neither has an event.
-            Doing::Nothing | Doing::Peers => self.events.set(lane, Tournament::NEVER),
+            Doing::Nothing | Doing::Peers => {}
         }
     }
 
@@ -137,8 +161,7 @@ impl Engine {
         let state = &mut self.nodes[running as usize];
         let (_, end) = state.ops();
         if op >= end {
-            self.stop(lane);
-            return self.end(running);
+            return self.finish(lane);
         }
         state.set_next(op);
         if self.stops_before(lane, op) {
@@ -179,14 +202,14 @@ impl Engine {
     }
 
     /// The lane runs nothing and will choose again.
-    fn stop(&mut self, lane: u32) {
+    pub(super) fn stop(&mut self, lane: u32) {
         self.vacate(lane);
         let state = &mut self.lanes[lane as usize];
         let running = std::mem::replace(&mut state.running, NONE);
         state.doing = Doing::Nothing;
         state.rate = 0;
         state.cut_from = Nanos::MAX;
-        self.events.set(lane, Tournament::NEVER);
+        self.set_event(lane, Nanos::MAX);
         self.unsettle(lane);
         if self.nodes[running as usize].in_gang {
             self.leave_gang(running);
@@ -194,54 +217,42 @@ impl Engine {
     }
 
     /// If nothing else holds `node` back, it may start now.
-    fn become_runnable(&mut self, node: u32) {
+    pub(super) fn become_runnable(&mut self, node: u32) {
         let state = &self.nodes[node as usize];
-        if !state.is_runnable(self.now) {
+        if !state.runs_later() {
             return;
         }
         if state.lane != NONE {
-            return self.unsettle(state.lane);
+            let at = state.release().max(self.now);
+            return self.offer(state.lane, node, at);
         }
-        if let Span::Flow { transfer } = state.span {
+        if let Span::Flow { transfer } = state.span
+            && state.release() <= self.now
+        {
             self.network.start(node, transfer, self.now);
             self.network_changed = true;
             self.begin(node);
         }
     }
 
-    fn begin(&mut self, node: u32) {
-        let state = &mut self.nodes[node as usize];
-        let (lane, count) = (state.lane, state.op_count());
-        if state.begin(self.now) {
-            self.operators += if lane == NONE { 0 } else { count };
-            let mut hold = self.nodes[node as usize].first_hold;
-            while let Some(&held) = self.holds.get(hold as usize) {
-                self.take(held.device, held.kind, held.taken, node);
-                hold = held.next(hold);
-            }
+    /// `node` is runnable from `at` on: its lane chooses again, if that can make a difference.
+    fn offer(&mut self, lane: u32, node: u32, at: Nanos) {
+        let state = &self.lanes[lane as usize];
+        if self.gangs.is_empty() && state.has_one_rank() && (state.running != NONE || state.only_head() != node) {
+            return;
         }
-    }
-
-    fn end(&mut self, node: u32) {
-        self.nodes[node as usize].end(self.now);
-        let mut hold = self.nodes[node as usize].first_hold;
-        while let Some(&held) = self.holds.get(hold as usize) {
-            self.free(held.device, held.kind, held.freed);
-            hold = held.next(hold);
-        }
-        if self.nodes[node as usize].lane != NONE {
-            self.leave(node);
-        }
-        let mut edge = self.nodes[node as usize].first_edge;
-        while let Some(&Edge { to, next }) = self.edges.get(edge as usize) {
-            self.nodes[to as usize].waits -= 1;
-            self.become_runnable(to);
-            edge = next;
+        if self.running_ahead != NONE && self.running_ahead != state.group {
+            // The others are not there yet.
+            self.set_event(lane, at);
+        } else if at == self.now {
+            self.unsettle(lane);
+        } else {
+            self.wake(lane, at);
         }
     }
 
     /// `node` gives up its place on its lane.
-    fn leave(&mut self, node: u32) {
+    pub(super) fn leave(&mut self, node: u32) {
         let lane = self.nodes[node as usize].lane;
         let state = &mut self.lanes[lane as usize];
         state.remove(&mut self.nodes, node);
@@ -312,7 +323,7 @@ impl Engine {
                 let (op, at) = self.whole_end(lane);
                 if at > self.now || op >= self.nodes[running as usize].ops().1 {
                     self.lanes[lane as usize].until = op;
-                    self.events.set(lane, at.get());
+                    self.set_event(lane, at);
                 } else {
                     self.stop_before(lane, op);
                 }
@@ -327,7 +338,7 @@ impl Engine {
     pub(super) fn is_at_boundary(&self, lane: u32) -> bool {
         let state = &self.lanes[lane as usize];
         let whole = u128::from(self.operator_length(lane).get()) * u128::from(crate::interference::Rate::ONE.get());
-        state.based == self.now && state.left == whole
+        state.since == self.now && state.left == whole
     }
 
     /// The operator before which something happens to the node that runs as a whole on `lane`: its
@@ -359,7 +370,7 @@ impl Engine {
         (state.doing, state.since, state.ahead, state.rate) = (Doing::Whole, since, ahead, 0);
         let (until, at) = self.whole_end(lane);
         self.lanes[lane as usize].until = until;
-        self.events.set(lane, at.get());
+        self.set_event(lane, at);
     }
 
     pub(super) fn unsettle(&mut self, lane: u32) {
@@ -371,7 +382,7 @@ impl Engine {
     }
 
     /// Every lane that something happened to chooses what runs; then the instant is over.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         if self.network_changed {
             let mut cut = std::mem::take(&mut self.arrived);
             self.network.cut_failed(|node| cut.push(node));
@@ -401,6 +412,9 @@ impl Engine {
 
     /// True if something started or stopped.
     pub(super) fn choose(&mut self, lane: u32) -> bool {
+        if self.gangs.is_empty() && self.lanes[lane as usize].has_one_rank() {
+            return self.start_first(lane);
+        }
         let Some(best) = self.best(lane) else { return false };
         let running = self.lanes[lane as usize].running;
         if running == NONE {
@@ -416,23 +430,24 @@ impl Engine {
 
     /// The first node of the highest rank whose first node may start now, or runs.
     fn best(&mut self, lane: u32) -> Option<u32> {
-        let heads = self.lanes[lane as usize].heads;
-        for rank in (0..RANKS).rev() {
-            let Some(head) = self.nodes.get(heads[rank] as usize) else { continue };
+        let ranks = self.lanes[lane as usize].ranks();
+        for rank in ranks.rev() {
+            let node = self.lanes[lane as usize].heads[rank];
+            let Some(head) = self.nodes.get(node as usize) else { continue };
             if head.phase == Phase::Running {
-                return Some(heads[rank]);
+                return Some(node);
             }
             if !head.is_runnable(self.now) {
                 continue;
             }
-            if self.gangs.is_empty() || self.may_start(lane, heads[rank]) {
-                return Some(heads[rank]);
+            if self.gangs.is_empty() || self.may_start(lane, node) {
+                return Some(node);
             }
         }
         None
     }
 
-    fn start(&mut self, lane: u32, node: u32) {
+    pub(super) fn start(&mut self, lane: u32, node: u32) {
         self.begin(node);
         let state = &mut self.lanes[lane as usize];
         state.running = node;
@@ -463,7 +478,7 @@ impl Engine {
                 Span::Fixed { length, .. } if from == 0 => length.max(Nanos(1)),
                 _ => Nanos::ZERO,
             };
-            let event = Nanos(self.events.key(lane));
+            let event = state.event;
             let finish = match state.doing {
                 Doing::Whole => state.since + rest(next),
                 Doing::Step | Doing::Collective => event + rest(next + 1),

@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 
 use slicescheduler_gmg::units::Nanos;
 
+use super::Engine;
 use super::lane::{Doing, Lane};
 use super::memory::Tracked;
 use super::network::div_ceil;
 use super::node::{NONE, Span};
-use super::{Engine, Tournament};
 use crate::interference::{CoRunner, Demand, Interference, Rate};
 
 /// A device: its memory, the lanes that run on it, and what they do to each other.
@@ -18,39 +18,110 @@ use crate::interference::{CoRunner, Demand, Interference, Rate};
 pub(super) struct Device {
     pub(super) memory: Tracked,
     interference: Option<Arc<dyn Interference>>,
+    /// Which of the interferences that were given one after the other this is.
+    model: u64,
     speed: Rate,
-    lanes: u16,
-    /// Lanes with an operator on the device, ascending.
-    running: SmallVec<[u32; 4]>,
+    /// Its lanes, ascending.
+    pub(super) lanes: SmallVec<[u32; 4]>,
+    /// Lanes with an operator on the device.
+    running: u32,
+    /// The group of its lanes, if they are in one.
+    pub(super) group: u32,
     /// True if rates have to be asked for before time moves on.
     unrated: bool,
+    /// True if something else than its own lanes holds its bytes.
+    pub(super) visited: bool,
 }
 
 impl Device {
     pub(super) fn new(memory: Tracked) -> Self {
-        Self { memory, interference: None, speed: Rate::ONE, lanes: 0, running: SmallVec::new(), unrated: false }
+        Self {
+            memory,
+            interference: None,
+            model: 0,
+            speed: Rate::ONE,
+            lanes: SmallVec::new(),
+            running: 0,
+            group: NONE,
+            unrated: false,
+            visited: false,
+        }
     }
 
     /// True if operators have to be simulated one by one, because something slows them.
-    fn slows(&self) -> bool {
-        self.speed != Rate::ONE || (self.interference.is_some() && self.running.len() > 1)
+    pub(super) fn slows(&self) -> bool {
+        self.speed != Rate::ONE || (self.interference.is_some() && self.running > 1)
     }
 
-    pub(super) fn set_interference(&mut self, interference: Arc<dyn Interference>) {
-        self.interference = Some(interference);
+    /// True if its lanes slow each other.
+    pub(super) fn interferes(&self) -> bool {
+        self.interference.is_some()
     }
 
-    pub(super) fn add_lane(&mut self) -> u16 {
-        self.lanes += 1;
-        self.lanes - 1
+    pub(super) fn add_lane(&mut self, lane: u32) -> u16 {
+        self.lanes.push(lane);
+        (self.lanes.len() - 1) as u16
     }
 }
 
-/// Scratch memory for the rates of one device.
+/// Rates of two operators that share a device.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    runners: [CoRunner; 2],
+    /// The interference that was asked.
+    model: u64,
+    rates: [Rate; 2],
+}
+
+/// The rates of devices, and scratch memory to ask for them.
+///
+/// Most devices have at most two operators at a time, whose demands are those of few kinds of
+/// operators. An interference is pure, so answers about two are kept; a later one takes the place
+/// of an earlier one.
 #[derive(Debug, Default)]
 pub(super) struct Rating {
     runners: Vec<CoRunner>,
     rates: Vec<Rate>,
+    /// Empty until the first question.
+    pairs: Vec<Option<Pair>>,
+    /// The interference that was given last, and how many were given.
+    last: Option<Arc<dyn Interference>>,
+    models: u64,
+}
+
+/// Places for answers about two operators: a power of two.
+const PAIRS: usize = 512;
+
+impl Rating {
+    /// A number that no other interference has.
+    fn model(&mut self, interference: &Arc<dyn Interference>) -> u64 {
+        if !self.last.as_ref().is_some_and(|last| Arc::ptr_eq(last, interference)) {
+            self.last = Some(interference.clone());
+            self.models += 1;
+        }
+        self.models
+    }
+
+    /// The rates of two operators.
+    fn of_two(&mut self, runners: [CoRunner; 2], model: u64, interference: &dyn Interference) -> [Rate; 2] {
+        let hash = runners.iter().fold(model, |hash, runner| {
+            let (compute, bandwidth) = (runner.demand.compute(), runner.demand.bandwidth());
+            let word = u64::from(compute) << 32 | u64::from(bandwidth) << 16 | u64::from(runner.lane);
+            (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_right(29)
+        });
+        let place = hash as usize % PAIRS;
+        if let Some(Some(pair)) = self.pairs.get(place)
+            && pair.runners == runners
+            && pair.model == model
+        {
+            return pair.rates;
+        }
+        let mut rates = [Rate::ONE; 2];
+        interference.rates(&runners, &mut rates);
+        self.pairs.resize(PAIRS, None);
+        self.pairs[place] = Some(Pair { runners, model, rates });
+        rates
+    }
 }
 
 impl Engine {
@@ -68,26 +139,31 @@ impl Engine {
         }
     }
 
+    pub(super) fn share_device(&mut self, device: u32, interference: Arc<dyn Interference>) {
+        if let Some(device) = self.devices.get_mut(device as usize) {
+            device.model = self.rating.model(&interference);
+            device.interference = Some(interference);
+        }
+    }
+
     /// An operator of `lane` comes onto its device, or the lane's operator is another one now.
     pub(super) fn occupy(&mut self, lane: u32) {
-        let device = self.lanes[lane as usize].device;
-        let Some(state) = self.devices.get_mut(device as usize) else { return };
-        if let Err(place) = state.running.binary_search(&lane) {
-            state.running.insert(place, lane);
-        }
-        if state.slows() {
+        let state = &mut self.lanes[lane as usize];
+        let device = state.device;
+        let Some(shared) = self.devices.get_mut(device as usize) else { return };
+        shared.running += u32::from(!std::mem::replace(&mut state.occupies, true));
+        if shared.slows() {
             self.unrate(device);
         }
     }
 
     /// `lane` has no operator on its device any more.
     pub(super) fn vacate(&mut self, lane: u32) {
-        let device = self.lanes[lane as usize].device;
-        let Some(state) = self.devices.get_mut(device as usize) else { return };
-        let slowed = state.slows();
-        if let Ok(place) = state.running.binary_search(&lane) {
-            state.running.remove(place);
-        }
+        let state = &mut self.lanes[lane as usize];
+        let device = state.device;
+        let Some(shared) = self.devices.get_mut(device as usize) else { return };
+        let slowed = shared.slows();
+        shared.running -= u32::from(std::mem::take(&mut state.occupies));
         if slowed {
             self.unrate(device);
         }
@@ -119,24 +195,26 @@ impl Engine {
 
     /// Starts one operator at the lane's rate, or without an end as long as that is not known.
     fn begin_step(&mut self, lane: u32) {
-        let left = u128::from(self.operator_length(lane).get()) << RATE_BITS;
+        let left = work(self.operator_length(lane));
         let now = self.now;
         let state = &mut self.lanes[lane as usize];
-        (state.doing, state.left, state.based) = (Doing::Step, left, now);
+        (state.doing, state.left, state.since) = (Doing::Step, left, now);
         self.set_step_end(lane);
     }
 
     fn set_step_end(&mut self, lane: u32) {
         let state = &self.lanes[lane as usize];
         if state.rate == 0 {
-            return self.events.set(lane, Tournament::NEVER);
+            return self.set_event(lane, Nanos::MAX);
         }
-        let mut finish = state.based + Nanos(div_ceil(state.left, u64::from(state.rate)));
-        let (next, end) = self.nodes[state.running as usize].ops();
-        if next + 1 >= end {
-            finish = finish.max(self.floor);
+        let mut finish = state.since + Nanos(div_ceil(state.left, u64::from(state.rate)));
+        if finish < self.floor {
+            let (next, end) = self.nodes[state.running as usize].ops();
+            if next + 1 >= end {
+                finish = self.floor;
+            }
         }
-        self.events.set(lane, finish.get());
+        self.set_event(lane, finish);
     }
 
     /// How much is demanded by the next operator of the node that runs on `lane`.
@@ -172,44 +250,84 @@ impl Engine {
     }
 
     fn rate(&mut self, device: u32) {
-        let running = self.devices[device as usize].running.clone();
-        if !self.devices[device as usize].slows() {
-            for lane in running {
-                let state = &self.lanes[lane as usize];
-                match state.doing {
-                    Doing::Step if !state.eager => self.go_whole(lane),
-                    Doing::Step => self.set_rate(lane, Rate::ONE),
-                    _ => {}
-                }
-            }
-            return;
+        let state = &self.devices[device as usize];
+        if let [one, other] = state.lanes[..]
+            && state.running == 2
+            && state.speed == Rate::ONE
+        {
+            return self.rate_pair(device, [one, other]);
         }
-        for &lane in &running {
+        let slows = self.devices[device as usize].slows();
+        for place in 0..self.devices[device as usize].lanes.len() {
+            let lane = self.devices[device as usize].lanes[place];
+            let state = &self.lanes[lane as usize];
+            match state.doing {
+                _ if !state.occupies => {}
+                Doing::Whole if slows => self.go_stepwise(lane),
+                Doing::Step if !slows && state.eager => self.set_rate(lane, Rate::ONE),
+                Doing::Step if !slows => self.go_whole(lane),
+                _ => {}
+            }
+        }
+        if slows {
+            self.rate_slowed(device);
+        }
+    }
+
+    /// Asks for the rates of the operators on the two lanes of a device at full speed.
+    fn rate_pair(&mut self, device: u32, pair: [u32; 2]) {
+        let runners = pair.map(|lane| {
             if self.lanes[lane as usize].doing == Doing::Whole {
                 self.go_stepwise(lane);
             }
-        }
-        let mut rating = std::mem::take(&mut self.rating);
-        rating.runners.clear();
-        rating.runners.extend(running.iter().map(|&lane| {
             let Lane { number, demand, .. } = self.lanes[lane as usize];
             CoRunner { lane: number, demand }
-        }));
-        rating.rates.clear();
-        rating.rates.resize(running.len(), Rate::ONE);
+        });
         let state = &self.devices[device as usize];
-        if let Some(interference) = &state.interference
-            && running.len() > 1
-        {
-            interference.rates(&rating.runners, &mut rating.rates);
-        }
-        let speed = state.speed;
-        for (&lane, rate) in running.iter().zip(&rating.rates) {
+        let Some(interference) = &state.interference else { return };
+        let rates = self.rating.of_two(runners, state.model, &**interference);
+        for (lane, rate) in pair.into_iter().zip(rates) {
             if self.lanes[lane as usize].doing == Doing::Step {
-                self.set_rate(lane, if speed == Rate::ONE { *rate } else { rate.slowed(speed) });
+                self.set_rate(lane, rate);
             }
         }
-        self.rating = rating;
+    }
+
+    /// Asks for the rates of the operators on `device`, none of which runs as a part of a whole.
+    fn rate_slowed(&mut self, device: u32) {
+        let Self { devices, lanes, rating, .. } = self;
+        let state = &devices[device as usize];
+        rating.runners.clear();
+        rating.runners.extend(state.lanes.iter().filter_map(|&lane| {
+            let Lane { number, demand, occupies, .. } = lanes[lane as usize];
+            occupies.then_some(CoRunner { lane: number, demand })
+        }));
+        rating.rates.clear();
+        match (&state.interference, &rating.runners[..]) {
+            (Some(interference), &[one, other]) => {
+                let rates = rating.of_two([one, other], state.model, &**interference);
+                rating.rates.extend(rates);
+            }
+            (Some(interference), runners) if runners.len() > 1 => {
+                rating.rates.resize(runners.len(), Rate::ONE);
+                interference.rates(runners, &mut rating.rates);
+            }
+            (_, runners) => rating.rates.resize(runners.len(), Rate::ONE),
+        }
+        let speed = state.speed;
+        let mut runner = 0;
+        for place in 0..self.devices[device as usize].lanes.len() {
+            let lane = self.devices[device as usize].lanes[place];
+            let Lane { occupies, doing, .. } = self.lanes[lane as usize];
+            if !occupies {
+                continue;
+            }
+            let rate = self.rating.rates[runner];
+            runner += 1;
+            if doing == Doing::Step {
+                self.set_rate(lane, if speed == Rate::ONE { rate } else { rate.slowed(speed) });
+            }
+        }
     }
 
     /// The operator on `lane` makes progress at `rate` from now on. What it has done so far is
@@ -221,7 +339,7 @@ impl Engine {
             return;
         }
         state.left = state.left_at(now);
-        state.based = now;
+        state.since = now;
         state.rate = rate.get();
         self.set_step_end(lane);
     }
@@ -251,7 +369,7 @@ impl Engine {
         let demand = self.demand(lane);
         let now = self.now;
         let state = &mut self.lanes[lane as usize];
-        (state.doing, state.based, state.rate, state.demand) = (Doing::Step, now, 0, demand);
+        (state.doing, state.since, state.rate, state.demand) = (Doing::Step, now, 0, demand);
         state.left = (u128::from(left.get()) << RATE_BITS).saturating_sub(u128::from(ahead));
     }
 
@@ -269,3 +387,8 @@ impl Engine {
 
 /// Work is counted in multiples of 2^-20 ns, so that a rate is progress per nanosecond.
 const RATE_BITS: u32 = Rate::ONE.get().trailing_zeros();
+
+/// What is to be done in an operator that takes `length` alone.
+pub(super) fn work(length: Nanos) -> u128 {
+    u128::from(length.get()) << RATE_BITS
+}

@@ -80,6 +80,22 @@ impl Tournament {
         (self.sources[1], self.keys[1])
     }
 
+    /// The smallest key of all sources but `source`. O(log sources), several times faster than to
+    /// [`set`](Self::set) a key.
+    ///
+    /// # Panics
+    /// If there is no such source.
+    pub fn first_of_others(&self, source: u32) -> u64 {
+        let keys = &self.keys[..2 * self.width];
+        let mut place = self.width + source as usize;
+        let mut first = Self::NEVER;
+        while place > 1 {
+            first = first.min(keys[place ^ 1]);
+            place /= 2;
+        }
+        first
+    }
+
     /// The key of `source`. O(1).
     ///
     /// # Panics
@@ -109,6 +125,8 @@ mod tests {
                 keys[source] = key;
                 let (first, &smallest) = keys.iter().enumerate().min_by_key(|&(source, key)| (*key, source)).unwrap();
                 prop_assert_eq!(tree.first().1, smallest);
+                let others = keys.iter().enumerate().filter(|(other, _)| *other != source).map(|(_, key)| *key).min();
+                prop_assert_eq!(tree.first_of_others(source as u32), others.unwrap_or(Tournament::NEVER));
                 if smallest != Tournament::NEVER {
                     prop_assert_eq!(tree.first().0, first as u32);
                 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{nanos, number, refuse};
-use crate::profile::{Axis, Columns, ProfileError, Table};
+use crate::profile::{Axis, Columns, ProfileError, Reading, Table};
 
 /// What the attention of an iteration computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -64,12 +64,17 @@ impl AttentionTables {
 
     /// The time of `load`, in nanoseconds, with decodes of equal length.
     pub fn read_at(&self, load: Load) -> f64 {
+        self.reading_at(load).map_or(0.0, |reading| reading.nanos)
+    }
+
+    /// The time of `load` with decodes of equal length, and how it came about; [`None`] if there is nothing to do.
+    pub fn reading_at(&self, load: Load) -> Option<Reading> {
         let Load { chunk, behind, decodes, length } = load;
         match (chunk > 0.0, decodes > 0.0) {
-            (true, false) => self.prefill.read(&[chunk, behind]).nanos,
-            (false, true) => self.decode.read(&[decodes, length]).nanos,
-            (true, true) => self.mixed.read(&[chunk, behind, decodes, length]).nanos,
-            (false, false) => 0.0,
+            (true, false) => Some(self.prefill.read(&[chunk, behind])),
+            (false, true) => Some(self.decode.read(&[decodes, length])),
+            (true, true) => Some(self.mixed.read(&[chunk, behind, decodes, length])),
+            (false, false) => None,
         }
     }
 

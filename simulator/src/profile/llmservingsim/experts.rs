@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{nanos, number, refuse};
-use crate::profile::{Axis, Columns, ProfileError, Table, TableError};
+use crate::profile::{Axis, Columns, ProfileError, Reading, Table, TableError};
 
 /// Times of a block of experts on one rank, by tokens that reach it and experts that they activate there.
 #[derive(Clone, Debug)]
@@ -38,16 +38,14 @@ impl ExpertTable {
         Ok(Self { by_degree })
     }
 
-    /// The time of `tokens` tokens on one of `degree` ranks, in nanoseconds, from the measured degree that is
-    /// nearest. Which experts a token takes is not known: it takes `per_token` of `experts` at random, so `tokens`
+    /// The time of `tokens` tokens on one of `degree` ranks, from the measured degree that is nearest. Which experts a token takes is not known: it takes `per_token` of `experts` at random, so `tokens`
     /// of them activate `experts * (1 - (1 - per_token/experts)^tokens)` on average.
-    pub fn read_at(&self, tokens: f64, experts: u32, per_token: u32, degree: u32) -> f64 {
-        let nearest = self.by_degree.iter().min_by_key(|(measured, _)| measured.abs_diff(degree.max(1)));
-        let Some((_, table)) = nearest else { return 0.0 };
+    pub fn read_at(&self, tokens: f64, experts: u32, per_token: u32, degree: u32) -> Option<Reading> {
+        let (_, table) = self.by_degree.iter().min_by_key(|(measured, _)| measured.abs_diff(degree.max(1)))?;
         let experts = f64::from(experts.max(1));
         let missed = power(1.0 - (f64::from(per_token) / experts).min(1.0), tokens.max(0.0) as u32);
         let activated = experts * (1.0 - missed) / f64::from(degree.max(1));
-        table.read(&[tokens, activated]).nanos
+        Some(table.read(&[tokens, activated]))
     }
 }
 

@@ -3,7 +3,8 @@
 use slicescheduler_gmg::units::Nanos;
 
 use super::{Load, Profile};
-use crate::profile::{ProfileError, Table};
+use crate::cost::{Confidence, Coverage};
+use crate::profile::{ProfileError, Reading, Table};
 
 /// Operators that run once per iteration; all others run in every block.
 const ONCE: [&str; 2] = ["embedding", "final_layernorm"];
@@ -167,26 +168,42 @@ impl StepModel {
     /// The time of an iteration by parts; the decodes of `step` are sorted, the longest first.
     /// O(operators + decodes log decodes).
     pub fn parts(&self, step: &mut Step) -> StepParts {
-        let layers = f64::from(self.block.layers);
-        let tokens = [f64::from(step.tokens)];
-        let read = |table: &Table| table.read(&tokens).nanos;
-        let once: f64 = self.once.iter().map(read).sum();
-        let repeated: f64 = self.repeated.iter().map(|(table, times)| read(table) * times).sum();
-        let sequences = [f64::from(step.sequences.max(1))];
-        let (attention, skew) = self.attention(step);
-        let (experts, exchange) = (self.experts(step), self.exchange(step));
-        StepParts {
-            dense: once + repeated * layers,
-            experts: experts * layers,
-            attention: attention * layers,
-            skew: skew * layers,
-            head: self.head.iter().map(|table| table.read(&sequences).nanos).sum(),
-            exchange: exchange * layers,
-        }
+        self.covered_parts(step).0
     }
 
-    fn experts(&self, step: &Step) -> f64 {
-        let (Some(table), Some((experts, per_token))) = (&self.profile.experts, self.block.experts) else { return 0.0 };
+    /// As [`parts`](Self::parts), and how much of the time was measured. What unequal lengths add and what ranks
+    /// exchange counts as modelled.
+    pub fn covered_parts(&self, step: &mut Step) -> (StepParts, Coverage) {
+        let layers = f64::from(self.block.layers);
+        let mut coverage = Coverage::default();
+        let mut counted = |reading: Reading, times: f64| {
+            let nanos = reading.nanos * times;
+            coverage.count(reading.confidence, Nanos(nanos as u64));
+            nanos
+        };
+        let tokens = [f64::from(step.tokens)];
+        let once: f64 = self.once.iter().map(|table| counted(table.read(&tokens), 1.0)).sum();
+        let mut repeated = 0.0;
+        for (table, times) in &self.repeated {
+            let reading = table.read(&tokens);
+            repeated += reading.nanos * times;
+            counted(reading, times * layers);
+        }
+        let sequences = [f64::from(step.sequences.max(1))];
+        let head = self.head.iter().map(|table| counted(table.read(&sequences), 1.0)).sum();
+        let experts = self.experts(step).map_or(0.0, |reading| counted(reading, layers));
+        let (attention, saved, skew) = self.attention(step);
+        let attention = attention.map_or(0.0, |reading| {
+            let reading = Reading { nanos: reading.nanos - saved, ..reading };
+            counted(reading, layers)
+        });
+        let (skew, exchange) = (skew * layers, self.exchange(step) * layers);
+        coverage.count(Confidence::Modelled, Nanos((skew.max(0.0) + exchange) as u64));
+        (StepParts { dense: once + repeated * layers, experts, attention, skew, head, exchange }, coverage)
+    }
+
+    fn experts(&self, step: &Step) -> Option<Reading> {
+        let (table, (experts, per_token)) = self.profile.experts.as_ref().zip(self.block.experts)?;
         table.read_at(f64::from(step.expert_tokens), experts, per_token, self.block.expert_ranks)
     }
 
@@ -196,8 +213,9 @@ impl StepModel {
         reduction * f64::from(exchange.reductions + exchange.gathers)
     }
 
-    /// Attention of one layer, and what unequal lengths add.
-    fn attention(&self, step: &mut Step) -> (f64, f64) {
+    /// Attention of one layer as if its prompts were one, what they save because they are not, and what unequal
+    /// lengths add.
+    fn attention(&self, step: &mut Step) -> (Option<Reading>, f64, f64) {
         let tables = &self.profile.attention;
         let chunk: f64 = step.chunks.iter().map(|&(tokens, _)| f64::from(tokens)).sum();
         // How far a token of a prompt looks back on average: all that is before its chunk, and half of that.
@@ -206,14 +224,15 @@ impl StepModel {
         let decodes = step.decodes.len() as f64;
         let length = step.decodes.iter().map(|&length| f64::from(length)).sum::<f64>() / decodes.max(1.0);
         let load = Load { chunk, behind: (look_back - chunk * 0.5).max(0.0), decodes, length };
-        let nanos = tables.read_at(load);
+        let reading = tables.reading_at(load);
+        let nanos = reading.map_or(0.0, |reading| reading.nanos);
         step.decodes.sort_unstable_by(|a, b| b.cmp(a));
         let units = self.block.multiprocessors.map(|count| f64::from(count) / f64::from(self.block.kv_heads.max(1)));
         let skew = match &self.profile.skew {
             Some(skew) if step.decodes.len() > 1 => skew.excess(tables, load, nanos, &step.decodes, units),
             _ => 0.0,
         };
-        (nanos - self.shorter(chunk, look_back), skew)
+        (reading, self.shorter(chunk, look_back), skew)
     }
 
     /// What several short prompts save against one long one: they look back less far than the beginning of
