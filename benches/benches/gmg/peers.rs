@@ -1,9 +1,15 @@
-//! What persistent vectors and a plain copy take for the same what-if.
+//! What persistent vectors and a plain copy take for the same work.
 //!
-//! They hold one record of 24 bytes for each operator. A change of the graph rewrites a whole iteration
-//! of 293 operators; theirs rewrites the record of one, which is in their favour. The 1,000 operators
-//! that the what-if finishes are written one by one, while the graph writes them as runs, which is in
-//! its favour: it keeps runs because a what-if makes them.
+//! They keep what the graph keeps, in three tables: a record of 24 bytes for each operator (state, lane, start,
+//! finish), a row for each iteration (state, lane, operators that are done), a row for each lane (what is
+//! queued). In the what-if both sides change all of it: an iteration that is recalled or dispatched again is a
+//! row of iterations and a row of lanes; a finished operator is a record, and with the last of its run the rows
+//! of its iteration and lane. Then both read the same 1,000 operators.
+//!
+//! What differs: the graph checks every change (states, order on the lane, weights, memory) and the peers check
+//! none. The graph keeps a run of operators that finished together as one record, since a what-if makes runs;
+//! the peers write a record for each operator, but have rows of iterations beside them, or a recall would be 293
+//! records.
 
 use std::hint::black_box;
 
@@ -13,96 +19,241 @@ use crate::loaded::Loaded;
 use crate::versions::Reach;
 use crate::{lowest, timed};
 
+/// One operator: what a segment of the graph says about those that it holds.
 #[derive(Clone, Copy, Debug, Default)]
-struct Operator {
+pub(crate) struct Operator {
     state: u32,
     lane: u32,
     start: u64,
     finish: u64,
 }
 
-/// A vector of which a copy can be changed apart from the original.
-trait Forked: Clone {
-    fn of(count: usize) -> Self;
-    fn read(&self, index: usize) -> Option<&Operator>;
-    fn write(&mut self, index: usize, operator: Operator);
+#[derive(Clone, Copy, Debug, Default)]
+struct Iteration {
+    state: u32,
+    lane: u32,
+    done: u32,
 }
 
-macro_rules! forked {
-    ($vector:ty, $write:ident) => {
-        impl Forked for $vector {
+/// What is queued on a lane: the iteration, its operators, its right of way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Queued {
+    iteration: Option<u32>,
+    first: u32,
+    end: u32,
+    rank: u32,
+}
+
+/// A vector of which a copy can be changed apart from the original.
+pub(crate) trait Forked<T>: Clone {
+    fn of(count: usize) -> Self;
+    fn read(&self, index: usize) -> Option<&T>;
+    fn write(&mut self, index: usize, value: T);
+}
+
+/// The vectors of one crate.
+pub(crate) trait Family {
+    const NAME: &'static str;
+    type Of<T: Clone + Copy + Default>: Forked<T>;
+}
+
+macro_rules! family {
+    ($family:ident, $name:literal, $vector:ident :: $type:ident, $write:ident) => {
+        pub(crate) struct $family;
+
+        impl Family for $family {
+            const NAME: &'static str = $name;
+            type Of<T: Clone + Copy + Default> = $vector::$type<T>;
+        }
+
+        impl<T: Clone + Copy + Default> Forked<T> for $vector::$type<T> {
             fn of(count: usize) -> Self {
-                (0..count).map(|_| Operator::default()).collect()
+                (0..count).map(|_| T::default()).collect()
             }
-            fn read(&self, index: usize) -> Option<&Operator> {
+            fn read(&self, index: usize) -> Option<&T> {
                 self.get(index)
             }
-            fn write(&mut self, index: usize, operator: Operator) {
-                self.$write(index, operator);
+            fn write(&mut self, index: usize, value: T) {
+                self.$write(index, value);
             }
         }
     };
 }
 
-forked!(im::Vector<Operator>, set);
-forked!(imbl::Vector<Operator>, set);
-forked!(rpds::VectorSync<Operator>, set_mut);
+family!(Im, "im", im::Vector, set);
+family!(Imbl, "imbl", imbl::Vector, set);
+family!(Rpds, "rpds", rpds::VectorSync, set_mut);
 
-impl Forked for Vec<Operator> {
+/// A copy of everything.
+pub(crate) struct Plain;
+
+impl Family for Plain {
+    const NAME: &'static str = "clone of a Vec";
+    type Of<T: Clone + Copy + Default> = Vec<T>;
+}
+
+impl<T: Clone + Copy + Default> Forked<T> for Vec<T> {
     fn of(count: usize) -> Self {
-        vec![Operator::default(); count]
+        vec![T::default(); count]
     }
-    fn read(&self, index: usize) -> Option<&Operator> {
+    fn read(&self, index: usize) -> Option<&T> {
         self.get(index)
     }
-    fn write(&mut self, index: usize, operator: Operator) {
-        self[index] = operator;
+    fn write(&mut self, index: usize, value: T) {
+        self[index] = value;
+    }
+}
+
+/// The tables of one family.
+struct Tables<F: Family> {
+    operators: F::Of<Operator>,
+    iterations: F::Of<Iteration>,
+    lanes: F::Of<Queued>,
+}
+
+impl<F: Family> Clone for Tables<F> {
+    fn clone(&self) -> Self {
+        let Self { operators, iterations, lanes } = self;
+        Self { operators: operators.clone(), iterations: iterations.clone(), lanes: lanes.clone() }
+    }
+}
+
+impl<F: Family> Tables<F> {
+    fn of(loaded: &Loaded) -> Self {
+        let each = loaded.template.op_count() as usize;
+        let mut this = Self {
+            operators: Forked::of(loaded.jobs.len() * each),
+            iterations: Forked::of(loaded.jobs.len()),
+            lanes: Forked::of(loaded.devices as usize),
+        };
+        (0..loaded.devices).for_each(|lane| this.dispatch(lane, loaded.template.op_count()));
+        this
+    }
+
+    /// The iteration of a lane goes back to where it waited.
+    fn recall(&mut self, lane: u32) {
+        self.iterations.write(lane as usize, Iteration::default());
+        self.lanes.write(lane as usize, Queued::default());
+    }
+
+    fn dispatch(&mut self, lane: u32, end: u32) {
+        self.iterations.write(lane as usize, Iteration { state: 1, lane, done: 0 });
+        self.lanes.write(lane as usize, Queued { iteration: Some(lane), first: 0, end, rank: 3 });
+    }
+
+    /// The first `count` operators of the iteration of a lane finish.
+    fn finish(&mut self, lane: u32, count: u32, end: u32) {
+        let first = (lane * end) as usize;
+        for index in first..first + count as usize {
+            self.operators.write(index, Operator { state: 5, lane, start: 1, finish: 2 });
+        }
+        self.iterations.write(lane as usize, Iteration { state: 1, lane, done: count });
+        self.lanes.write(lane as usize, Queued { iteration: Some(lane), first: count, end, rank: 3 });
+    }
+
+    fn read(&self, lane: u32, count: u32, end: u32) -> u64 {
+        let first = (lane * end) as usize;
+        let mix = |operator: &Operator| operator.start ^ u64::from(operator.state);
+        (first..first + count as usize).filter_map(|index| self.operators.read(index)).map(mix).sum()
     }
 }
 
 /// A peer's figures, in ns.
 pub(crate) struct Peer {
     pub(crate) name: &'static str,
+    pub(crate) is_persistent: bool,
+    /// A copy, dropped.
     pub(crate) fork: f64,
     pub(crate) local: f64,
     pub(crate) scattered: f64,
+    /// The rows of 100 deltas written while a reader holds the version before, and the new version taken.
+    pub(crate) publish: f64,
+    /// One record written while nobody holds a copy.
+    pub(crate) write: f64,
 }
 
 pub(crate) fn all(criterion: &mut Criterion, loaded: &Loaded) -> Vec<Peer> {
     vec![
-        peer::<im::Vector<Operator>>(criterion, loaded, "im"),
-        peer::<imbl::Vector<Operator>>(criterion, loaded, "imbl"),
-        peer::<rpds::VectorSync<Operator>>(criterion, loaded, "rpds"),
-        peer::<Vec<Operator>>(criterion, loaded, "clone of a Vec"),
+        peer::<Im>(criterion, loaded, true),
+        peer::<Imbl>(criterion, loaded, true),
+        peer::<Rpds>(criterion, loaded, true),
+        peer::<Plain>(criterion, loaded, false),
     ]
 }
 
-fn peer<V: Forked>(criterion: &mut Criterion, loaded: &Loaded, name: &'static str) -> Peer {
-    let each = loaded.template.op_count() as usize;
-    let base = V::of(loaded.jobs.len() * each);
-    let mut run = |reach: Reach| {
-        let place = |(job, op): (usize, u32)| job * each + op as usize;
-        let changed: Vec<_> =
-            (0..100u32).map(|nth| place((reach.job(nth as usize / 2, loaded.devices), nth))).collect();
-        let read: Vec<_> = reach.operators(loaded.devices).into_iter().map(place).collect();
+fn peer<F: Family>(criterion: &mut Criterion, loaded: &Loaded, is_persistent: bool) -> Peer {
+    let (name, each, devices) = (F::NAME, loaded.template.op_count(), loaded.devices);
+    let base = Tables::<F>::of(loaded);
+    let mut what_if = |reach: Reach| {
+        let changed: Vec<u32> = (0..50).map(|nth| reach.job(nth, devices) as u32).collect();
+        let operators = reach.operators(devices);
+        let runs: Vec<(u32, u32)> = operators
+            .chunk_by(|(one, _), (other, _)| one == other)
+            .map(|run| (run[0].0 as u32, run.len() as u32))
+            .collect();
         lowest(criterion, &format!("{name}: copy, 100 changes, 1,000 operators, drop ({reach:?})"), |iterations| {
             timed(iterations, || {
                 let mut copy = base.clone();
-                for &index in &changed {
-                    copy.write(index, Operator { state: 1, lane: 2, start: 3, finish: 4 });
+                for &lane in &changed {
+                    copy.recall(lane);
+                    copy.dispatch(lane, each);
                 }
-                for &index in &read {
-                    copy.write(index, Operator { state: 5, lane: 2, start: 3, finish: 4 });
+                for &(lane, count) in &runs {
+                    copy.finish(lane, count, each);
                 }
-                let mix = |operator: &Operator| operator.start ^ u64::from(operator.state);
-                black_box(read.iter().filter_map(|&index| copy.read(index)).map(mix).sum::<u64>());
+                black_box(runs.iter().map(|&(lane, count)| copy.read(lane, count, each)).sum::<u64>());
             })
         })
     };
-    let (local, scattered) = (run(Reach::Local), run(Reach::Scattered));
+    let (local, scattered) = (what_if(Reach::Local), what_if(Reach::Scattered));
     let fork = lowest(criterion, &format!("{name}: copy, drop"), |iterations| {
         timed(iterations, || drop(black_box(base.clone())))
     });
-    black_box(base.read(0).map(|operator| (operator.lane, operator.finish)));
-    Peer { name, fork, local, scattered }
+    let (mut live, mut number) = (base.clone(), 0);
+    let mut held = live.clone();
+    let publish = lowest(criterion, &format!("{name}: 100 deltas, a copy"), |iterations| {
+        timed(iterations, || {
+            number += 1;
+            for nth in 0..25 {
+                let lane = ((number * 25 + nth) * 401 % devices as usize) as u32;
+                live.recall(lane);
+                live.dispatch(lane, each);
+            }
+            held = live.clone();
+        })
+    });
+    drop((live, held));
+    let (mut alone, mut lane) = (base.operators, 0);
+    let write = lowest(criterion, &format!("{name}: one record"), |iterations| {
+        timed(iterations, || {
+            lane = (lane + 401) % devices;
+            alone.write((lane * each) as usize, Operator { state: 1, lane, start: 1, finish: 2 });
+        })
+    });
+    black_box(alone.read(0).map(|operator| (operator.lane, operator.finish)));
+    black_box(base.iterations.read(0).map(|iteration| (iteration.state, iteration.lane, iteration.done)));
+    black_box(base.lanes.read(0).map(|lane| (lane.iteration, lane.first, lane.end, lane.rank)));
+    Peer { name, is_persistent, fork, local, scattered, publish, write }
+}
+
+/// Bytes per operator that a vector of a million records takes of the process, by family; [`None`] where the
+/// system does not say what a process takes. To be asked before anything was freed that could be used again.
+pub(crate) fn bytes_per_operator() -> Option<[(&'static str, f64); 3]> {
+    const COUNT: usize = 1_000_000;
+    fn of<F: Family>() -> Option<(F::Of<Operator>, f64)> {
+        let before = resident_bytes()?;
+        let vector = <F::Of<Operator> as Forked<Operator>>::of(COUNT);
+        let taken = resident_bytes()?.saturating_sub(before);
+        Some((vector, taken as f64 / COUNT as f64))
+    }
+    // All of them stay until the last is there.
+    let ((_im, im), (_imbl, imbl), (_rpds, rpds)) = (of::<Im>()?, of::<Imbl>()?, of::<Rpds>()?);
+    Some([(Im::NAME, im), (Imbl::NAME, imbl), (Rpds::NAME, rpds)])
+}
+
+/// Bytes of the process that are in memory, where `/proc` says so.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
