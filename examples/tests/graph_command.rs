@@ -80,6 +80,36 @@ fn an_import_says_what_the_trace_has() {
 }
 
 #[test]
+fn a_trace_without_durations_is_said_to_have_none() {
+    let folder = folder("untimed");
+    let write = |name: &str, content: &str| {
+        let path = folder.join(name);
+        fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let untimed = r#"{"workload_graph": [{"Id": 1, "Name": "a\u001b[2J", "NodeType": 4}, {"Id": 2, "Name": "b", "NodeType": 4, "data_deps": [1]}]}"#;
+    let untimed = write("untimed.json", untimed);
+    let text = accepted(&["import", &untimed]);
+    for expected in
+        ["measured     nothing: the trace has no durations", "critical path 2 operators", "           -  a [2J"]
+    {
+        assert!(text.contains(expected), "{expected} in {text}");
+    }
+    assert!(!text.contains(" ns"), "{text}");
+    let summary = json(&["import", &untimed, "--json"]);
+    assert_eq!((&summary["measured_ns"], &summary["critical_path"]["ns"]), (&Value::Null, &Value::Null));
+    assert_eq!(summary["critical_path"]["operators"][0]["ns"], Value::Null);
+
+    // 30 days, 8,000 times, is more than fits into 64 bits of nanoseconds.
+    let node =
+        |id: u32| format!(r#"{{"Id": {id}, "Name": "x", "NodeType": 4, "runtime": 2592000000000, "data_deps": []}}"#);
+    let nodes: Vec<_> = (0..8000).map(node).collect();
+    let long = write("long.json", &format!("{{\"workload_graph\": [{}]}}", nodes.join(",")));
+    let text = accepted(&["import", &long]);
+    assert!(text.contains("measured     over 18446744074 s") && !text.contains("never"), "{text}");
+}
+
+#[test]
 fn exports_are_what_the_tools_read() {
     let folder = folder("export");
     let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();

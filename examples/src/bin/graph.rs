@@ -305,7 +305,8 @@ struct Summary<'i> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Kind {
     count: u64,
-    time: Nanos,
+    /// [`None`] if none of them was measured.
+    time: Option<Nanos>,
     cost: OpCost,
 }
 
@@ -316,7 +317,9 @@ impl<'i> Summary<'i> {
         for (op, record) in import.graph.ops().zip(&import.ops) {
             let kind = kinds.entry(op.kind().to_string()).or_default();
             kind.count += 1;
-            kind.time += record.duration.unwrap_or_default();
+            if let Some(duration) = record.duration {
+                kind.time = Some(kind.time.unwrap_or_default() + duration);
+            }
             kind.cost += op.cost(&binding);
         }
         let mut kinds: Vec<_> = kinds.into_iter().collect();
@@ -355,18 +358,24 @@ impl<'i> Summary<'i> {
         writeln!(out, "  traffic      {}", self.cost.bytes())?;
         writeln!(out, "  communicated {}", self.communicated)?;
         if timed(self.import) {
-            writeln!(out, "  measured     {}", self.import.measured())?;
-            writeln!(out, "  critical path {} through {} operators", Nanos(self.path.length), self.path.ops.len())?;
+            writeln!(out, "  measured     {}", time(self.import.measured()))?;
+            writeln!(
+                out,
+                "  critical path {} through {} operators",
+                time(Nanos(self.path.length)),
+                self.path.ops.len()
+            )?;
         } else {
-            writeln!(out, "  measured     nothing")?;
+            writeln!(out, "  measured     nothing: the trace has no durations")?;
             writeln!(out, "  critical path {} operators", self.path.ops.len())?;
         }
         for op in self.longest() {
-            writeln!(out, "    {:>12}  {}", duration(self.import, op).to_string(), shortened(&self.name(op)))?;
+            let measured = self.import.ops.get(op.index()).and_then(|record| record.duration);
+            writeln!(out, "    {:>12}  {}", measured.map_or("-".to_owned(), time), shortened(&self.name(op)))?;
         }
         writeln!(out, "  kinds        {}", self.kinds.len())?;
         for (name, kind) in self.kinds.iter().take(self.top) {
-            let (time, flops) = (kind.time.to_string(), kind.cost.flops.get() as f64 / 1e9);
+            let (time, flops) = (kind.time.map_or("-".to_owned(), time), kind.cost.flops.get() as f64 / 1e9);
             writeln!(out, "    {:>12} {:>10.3} GFLOP {:>7} x {}", time, flops, kind.count, shortened(name))?;
         }
         let dropped: u64 = account.dropped.values().sum();
@@ -376,10 +385,11 @@ impl<'i> Summary<'i> {
 
     fn json(&self) -> serde_json::Value {
         let Import { graph, account, lanes, .. } = self.import;
-        let on_path = |&op: &OpIndex| json!({ "name": self.name(op), "ns": duration(self.import, op).get() });
+        let measured = |op: OpIndex| self.import.ops.get(op.index()).and_then(|record| record.duration);
+        let on_path = |&op: &OpIndex| json!({ "name": self.name(op), "ns": measured(op).map(Nanos::get) });
         let kinds = self.kinds.iter().map(|(name, kind)| {
             let (flops, bytes) = (kind.cost.flops.get(), kind.cost.bytes().get());
-            json!({ "kind": name, "operators": kind.count, "ns": kind.time.get(), "flops": flops, "bytes": bytes })
+            json!({ "kind": name, "operators": kind.count, "ns": kind.time.map(Nanos::get), "flops": flops, "bytes": bytes })
         });
         let dropped: serde_json::Map<_, _> =
             account.dropped.iter().map(|(reason, count)| (reason.to_string(), json!(count))).collect();
@@ -413,11 +423,18 @@ fn duration(import: &Import, op: OpIndex) -> Nanos {
     import.ops.get(op.index()).and_then(|record| record.duration).unwrap_or_default()
 }
 
-/// The beginning of a name that is long.
+/// A time that was measured. A sum that has no place in 64 bits is no "never".
+fn time(measured: Nanos) -> String {
+    if measured == Nanos::MAX { format!("over {:.0} s", Nanos::MAX.get() as f64 / 1e9) } else { measured.to_string() }
+}
+
+/// The beginning of a name that is long, without letters that a terminal would obey.
 fn shortened(name: &str) -> String {
     const MOST: usize = 90;
-    match name.char_indices().nth(MOST) {
-        Some((end, _)) => format!("{}...", &name[..end]),
-        None => name.to_owned(),
+    let mut shown: String =
+        name.chars().take(MOST).map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+    if name.chars().nth(MOST).is_some() {
+        shown.push_str("...");
     }
+    shown
 }
