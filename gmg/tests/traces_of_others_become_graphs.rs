@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::path::PathBuf;
 
+use slicescheduler_gmg::export::{self, Source};
 use slicescheduler_gmg::import::{self, Format, Import, ImportError, Options, Pattern, Reason};
 use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::units::{Bytes, Flops, Nanos};
@@ -131,4 +132,40 @@ fn a_pytorch_execution_trace_in_an_archive() {
     let dropped: u64 =
         import.account.dropped.iter().filter(|(r, _)| !matches!(r, Reason::Repeated)).map(|(_, n)| n).sum();
     assert_eq!(kept + dropped, 27_156);
+}
+
+/// What an import says about its operators, with lanes by name.
+fn operators(import: &Import) -> Vec<String> {
+    let lane = |lane: Option<u32>| lane.map_or("device", |lane| &*import.lanes[lane as usize]);
+    let of = |(op, record): (slicescheduler_gmg::graph::OpView<'_>, &import::OpRecord)| {
+        let mut before: Vec<_> = import.graph.predecessors(op.index()).collect();
+        before.sort_unstable();
+        let (cost, on) = (op.cost(&Binding::new()), lane(record.lane));
+        let import::OpRecord { id, duration, start, communication, .. } = record;
+        let (name, kind) = (op.name(), op.kind());
+        format!("{id} {name} {kind} {cost:?} {before:?} {duration:?} {start:?} {on} {communication:?}")
+    };
+    import.graph.ops().zip(&import.ops).map(of).collect()
+}
+
+#[test]
+fn every_trace_that_is_exported_for_astra_sim_comes_back_equal() {
+    for name in [
+        "chakra.0.json.gz",
+        "chakra_all_reduce_8npus_1MB.0.et",
+        "chakra_feeder.0.et.gz",
+        "kineto_nccl_a100.json.gz",
+        "kineto_resnet_2080ti.json.gz",
+        "pytorch_et_gpt2.json.tar.gz",
+    ] {
+        let Some(import) = read(name, &Options::default()) else { continue };
+        let mut file = Vec::new();
+        export::chakra(Source::from(&import), &mut file).unwrap();
+        let back = import::read(&file[..], name, &Options::default()).unwrap();
+        assert!(back.account.dropped.is_empty(), "{name}: {:?}", back.account.dropped);
+        assert_eq!(back.account.edges, import.account.edges, "{name}");
+        for (number, (back, given)) in operators(&back).into_iter().zip(operators(&import)).enumerate() {
+            assert_eq!(back, given, "{name}, operator {number}");
+        }
+    }
 }

@@ -182,7 +182,10 @@ impl Draft {
         }
         let mut distinct: Box<str> = if kept.is_empty() { format!("#{id}").into() } else { kept.into() };
         if self.names.contains(&distinct) {
-            distinct = format!("{kept}#{id}").into();
+            // Within the limit, so that the graph is read back equal when it was exported.
+            let suffix = format!("#{id}");
+            let room = self.limits.name_bytes.saturating_sub(suffix.len());
+            distinct = format!("{}{suffix}", cut(kept, room)).into();
         }
         // Somebody may have called an operator just that.
         while self.names.contains(&distinct) {
