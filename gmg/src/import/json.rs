@@ -98,10 +98,10 @@ impl Document<'_> {
 
     fn next_node<R: Read>(&mut self, deserializer: &mut Deserialized<R>) -> Result<(), serde_json::Error> {
         self.begin(Format::ChakraJson)?;
-        let (progress, records) = (self.progress, &mut self.records);
         match &mut self.sink {
             #[cfg(feature = "chakra")]
             Some(Sink::Chakra(reader)) => {
+                let (progress, records) = (self.progress, &mut self.records);
                 progress.next_record(Some(*records));
                 take(reader, Deserialize::deserialize(&mut *deserializer)?, progress, records)?;
                 progress.next_record(None);
