@@ -172,6 +172,24 @@ impl Arena {
         Ok(())
     }
 
+    /// Copies the bytes of `from` to `to` of another arena, or to one of this that does not overlap it.
+    ///
+    /// # Errors
+    /// When a region is not within its arena, or their lengths differ.
+    ///
+    /// # Safety
+    /// Nobody may write `from` during the call, nor read or write `to`, and the two do not overlap.
+    pub(crate) unsafe fn copy_to(&self, from: Region, other: &Self, to: Region) -> Result<()> {
+        let ((source, bytes), (target, room)) = (self.elements::<u8>(from)?, other.elements::<u8>(to)?);
+        if bytes != room {
+            return Err(ExecutorError::TransferLength { from: from.size, to: to.size });
+        }
+        // SAFETY: both are within their arenas (checked) and as long as each other, do not overlap, and nobody
+        // else is in the way (the caller's promise).
+        unsafe { source.copy_to_nonoverlapping(target, bytes) };
+        Ok(())
+    }
+
     /// Where the elements of a region begin, and how many there are. Only an address: whoever
     /// dereferences it answers for who else does.
     pub(crate) fn elements<T: Element>(&self, region: Region) -> Result<(NonNull<T>, usize)> {
@@ -266,6 +284,11 @@ impl<'a> Operands<'a> {
         let (first, count) = self.hold::<T>(region, true)?;
         // SAFETY: as in `read`, and no reference at all to it was or will be handed out.
         Ok(unsafe { std::slice::from_raw_parts_mut(first.as_ptr(), count) })
+    }
+
+    /// What was handed out, and whether it is written.
+    pub fn held(&self) -> impl Iterator<Item = (Region, bool)> + '_ {
+        self.held.iter().take(self.count).copied()
     }
 
     fn hold<T: Element>(&mut self, region: Region, written: bool) -> Result<(NonNull<T>, usize)> {

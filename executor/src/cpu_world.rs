@@ -6,8 +6,10 @@
 //! allocates nothing for tensors after it was made.
 //!
 //! **Order and right of way** are those of [`lane`](crate::lane): by rank, in order within a rank,
-//! and an entry yields between two operators to one of higher rank. A job that was recalled goes on
-//! at its next operator, its activations being where they were.
+//! and an entry yields to one of higher rank: between two operators, and between the parts of products and of
+//! attention, each of which takes a fraction of a millisecond ([`Parts`](crate::kernels::Parts)). A job that was recalled goes on
+//! where it was, its activations being where they were; to the graph, an operator that was stopped in the
+//! middle has not run.
 //!
 //! **Tokens.** Requests are entered with their prompt. What an iteration samples is appended and
 //! reported with [`Event::Finished`]; a request ends at its limit or its end-of-sequence token. The
@@ -16,6 +18,11 @@
 //!
 //! **Vectors.** A request to an encoder ends with the one job that computes it, which has all of its
 //! tokens as one row. Events count its vector as one token, 0; [`CpuWorld::embedding`] has it.
+//!
+//! **What becomes of a sequence's bytes.** Keys and values of a job that was recalled stay in their blocks. Those of a
+//! sequence that is released are gone, and it is computed again, unless it is [kept](CpuWorld::keep_kv): full blocks
+//! are copied to host memory as they come, [go back](CpuWorld::restore_kv) into whatever blocks the sequence gets
+//! next, on any device, or to [another world](IncomingKv).
 //!
 //! **What passes from tenant to tenant.** A KV block that held another tenant's tokens is zeroed on
 //! the lane, before the first operator of the first job that has it in a block table. Weight slots
@@ -32,6 +39,7 @@ mod claims;
 mod device;
 mod direct;
 mod flight;
+mod kept_kv;
 mod launch;
 mod loads;
 mod program;
@@ -43,7 +51,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Select, Sender, unbounded};
-use slicescheduler_gmg::id::{DeviceId, ModelId, RequestId};
+use slicescheduler_gmg::id::{DeviceId, JobId, ModelId, RequestId};
 use slicescheduler_gmg::memory::WeightState;
 use slicescheduler_gmg::plan::{Clock, Command, Event, Source, World, WorldError};
 use slicescheduler_gmg::units::Nanos;
@@ -58,7 +66,9 @@ use crate::registry::{BoundModel, KernelRegistry};
 use crate::transport::{InProcess, InProcessOptions};
 use device::Device;
 pub use direct::Direct;
-use flight::Flight;
+use flight::{Flight, Stopped};
+pub use kept_kv::{ArrivedKv, IncomingKv, KvCopy};
+use kept_kv::{Blocks, KeptKv};
 use loads::{LoadEnd, Loads};
 use sequence::Sequences;
 pub use waker::Waker;
@@ -75,7 +85,7 @@ pub struct CpuWorldOptions {
 }
 
 impl Default for CpuWorldOptions {
-    /// The kernels of a dense decoder, and a transport of default size.
+    /// The [kernels](KernelRegistry::cpu) of all models that run here, and a transport of default size.
     fn default() -> Self {
         Self { kernels: KernelRegistry::cpu(), transfers: InProcessOptions::default(), faults: None }
     }
@@ -93,6 +103,8 @@ pub struct CpuWorld {
     sequences: Sequences,
     /// What is on lanes, by the tag of its entry.
     flights: BTreeMap<u64, Flight>,
+    /// Jobs that were stopped within an operator.
+    stopped: BTreeMap<JobId, Stopped>,
     launched: u64,
     events: Receiver<LaneEvent>,
     /// Keeps the channel open, whatever becomes of the lanes.
@@ -156,6 +168,7 @@ impl CpuWorld {
             loads: Loads::new(transport, transfer_events, options.faults.clone()),
             sequences: Sequences::default(),
             flights: BTreeMap::new(),
+            stopped: BTreeMap::new(),
             launched: 0,
             events,
             _events: sender,
@@ -186,6 +199,52 @@ impl CpuWorld {
     /// When the request was not entered.
     pub fn choose(&mut self, request: RequestId, sampling: Sampling) -> Result<()> {
         self.sequences.choose(request, sampling)
+    }
+
+    /// Keeps a copy in host memory of the keys and values of a request of `model`: of the blocks that are full when a job
+    /// ends, from the next one on. Memory for the request's longest sequence is allocated here.
+    ///
+    /// # Errors
+    /// When the request was not entered, the model does not run here, or there is no memory.
+    pub fn keep_kv(&mut self, request: RequestId, model: ModelId, view: View<'_>) -> Result<()> {
+        let Some(bound) = self.bound(model) else {
+            return Err(ExecutorError::NoModel(model));
+        };
+        let longest = self.sequences.longest(request).ok_or(ExecutorError::UnknownRequest(request))?;
+        let home = view.request(request).and_then(|request| request.device);
+        let device = home.and_then(|device| self.devices.get(device.index())).or(self.devices.first());
+        let tokens = device.map_or(1, |device| device.layout.kv_block_tokens).max(1);
+        let kept = KeptKv::new(Blocks::of(&bound.model, tokens, longest.div_ceil(tokens)))?;
+        self.sequences.keep(request, kept)
+    }
+
+    /// Tokens of a request, from its first, whose keys and values are kept; none if it is not.
+    pub fn kept_tokens(&self, request: RequestId) -> u32 {
+        self.sequences.kept(request).map_or(0, KeptKv::tokens)
+    }
+
+    /// What is kept of a request, to be read.
+    pub fn kept_kv(&self, request: RequestId) -> Option<KvCopy> {
+        self.sequences.kept(request).map(KeptKv::copy)
+    }
+
+    /// The next job of a request begins with what is kept of it: before its first operator, the copy goes to the
+    /// sequence's blocks, up to the row's first position. Say so after its blocks were released.
+    ///
+    /// # Errors
+    /// When nothing is kept of the request.
+    pub fn restore_kv(&mut self, request: RequestId) -> Result<()> {
+        self.sequences.restore(request, true).ok_or(ExecutorError::UnknownRequest(request))
+    }
+
+    /// As [`restore_kv`](Self::restore_kv), of keys and values that came from another world. The request was entered with
+    /// the tokens that are known there, prompt and answer, as its prompt.
+    ///
+    /// # Errors
+    /// When the request was not entered.
+    pub fn adopt_kv(&mut self, request: RequestId, arrived: ArrivedKv) -> Result<()> {
+        self.sequences.keep(request, arrived.0)?;
+        self.restore_kv(request)
     }
 
     /// The output tokens of a request so far; none if it is not known.

@@ -162,6 +162,12 @@ pub enum ExecutorError {
     /// The lane has ended and takes no more entries.
     #[error("the lane has ended; enqueue on a lane that is alive")]
     LaneEnded,
+    /// As many entries wait on a lane as may.
+    #[error("{waiting} entries wait on the lane, as many as may; wait for one of its events")]
+    LaneFull {
+        /// Entries that wait.
+        waiting: usize,
+    },
     /// The host could not give a lane its thread.
     #[error("no thread for lane {name:?}")]
     Spawn {
@@ -327,6 +333,9 @@ pub enum ExecutorError {
         /// Its size.
         part_size: Bytes,
     },
+    /// A model does not run in this world.
+    #[error("{0} has no implementation here; give it when the world is made")]
+    NoModel(ModelId),
     /// The weights of a model are not on the device that is to run it.
     #[error("the weights of {model} were not loaded on {device}")]
     NotLoaded {
@@ -356,6 +365,34 @@ pub enum ExecutorError {
     /// A job names a request whose prompt was not entered.
     #[error("{0} has no prompt here; enter it before the first job that computes it")]
     UnknownRequest(RequestId),
+    /// Of a sequence less was kept than a job wants to be restored.
+    #[error("a row of {request} begins at position {position}, of which {kept} were kept; begin there at the latest")]
+    NotKept {
+        /// The request.
+        request: RequestId,
+        /// The row's first position.
+        position: u32,
+        /// Tokens that were kept.
+        kept: u32,
+    },
+    /// Keys and values were kept in blocks of another kind than the device has.
+    #[error("the keys and values of {request} were kept in blocks of another size than those of {device}")]
+    OtherBlocks {
+        /// The request.
+        request: RequestId,
+        /// Where they are to go.
+        device: DeviceId,
+    },
+    /// Keys and values are moved in whole blocks.
+    #[error("{tokens} tokens can not be moved; whole blocks of {block_tokens} can, up to {most} tokens")]
+    KvTokens {
+        /// Tokens asked for.
+        tokens: u32,
+        /// Tokens of a block.
+        block_tokens: u32,
+        /// The most that can be moved.
+        most: u32,
+    },
     /// A prompt that can not be answered.
     #[error("{request} has {prompt} tokens of prompt and at most {max_output} of output; both must be at least 1")]
     EmptyRequest {

@@ -1,8 +1,10 @@
 //! CPU kernels of transformer models. Activations are f32; weights are f32, f16, bf16 or quantized.
 //!
 //! Each is a plain function over slices: row-major activations, one row per token, weights
-//! [packed](WeightMatrix), keys and values in [blocks](KvCache). None starts a thread or allocates
-//! (the gemm crate keeps a scratch buffer per thread).
+//! [packed](WeightMatrix), keys and values in [blocks](KvCache). None starts a thread. What a kernel needs besides its
+//! operands it keeps per thread: a lane that has run as much before allocates nothing, which is measured (with
+//! quantized weights). The exception is the gemm crate, which multiplies floats where there are no 512-bit registers and
+//! takes room for each call from the allocator.
 //!
 //! **Batch invariance.** The bits of a row depend on that row's sequence alone: not on how many
 //! rows there are, which ones, how a prompt was cut into chunks, how long a block of the cache is
@@ -14,8 +16,10 @@ mod activation;
 mod attention;
 mod cache;
 mod embedding;
+mod experts;
 mod matmul;
 mod norm;
+mod parts;
 mod pool;
 mod quantized;
 mod rotary;
@@ -24,16 +28,18 @@ mod simd;
 mod weights;
 
 pub use activation::{add_bias, gelu, swiglu, tanh};
-pub use attention::{AttentionDims, attention, self_attention};
+pub use attention::{AttentionDims, attention, attention_in_parts, self_attention};
 pub use cache::{KvCache, KvLayout, KvPool, TokenRows};
 pub use embedding::{embed, embed_panels, gather_rows};
-pub use matmul::{HalfFormat, Output, OwnedPanels, PANEL, PanelMatrix, matmul, pack_panels};
+pub use experts::{combine_rows, grouped_matmul, permute_rows, top_k};
+pub use matmul::{HalfFormat, Output, OwnedPanels, PANEL, PanelMatrix, matmul, matmul_in_parts, pack_panels};
 pub use norm::{layer_norm, normalize_rows, rms_norm};
+pub use parts::Parts;
 pub use pool::mean_pool;
 pub use quantized::{BLOCK, COLUMNS, QuantFormat, QuantMatrix, dequantize, pack_quantized, quantize};
 pub use rotary::{RotaryTable, rotary_frequencies, rotate_and_store};
 pub use sampling::{Sampling, argmax_rows, sample};
-pub use weights::WeightMatrix;
+pub use weights::{ExpertMatrices, WeightMatrix};
 
 use crate::error::{ExecutorError, Result};
 

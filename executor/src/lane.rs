@@ -50,6 +50,38 @@ pub trait Program: Send {
     /// # Errors
     /// Whatever keeps the operator from its result; the rest of the entry does not run.
     fn step(&mut self, op: u32) -> Result<()>;
+
+    /// As [`step`](Self::step), of an operator that can stop in the middle: once the lane is
+    /// [`wanted`](Wanted::now) by somebody else it may return [`Step::Stopped`], keeping what it needs to go on there.
+    /// The entry is reported as recalled then, from this operator on. Unless overridden, operators are not
+    /// stopped.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    fn step_until(&mut self, op: u32, wanted: &Wanted<'_>) -> Result<Step> {
+        let _ = wanted;
+        self.step(op).map(|()| Step::Done)
+    }
+}
+
+/// How far an operator has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// To its end.
+    Done,
+    /// To somewhere in the middle.
+    Stopped,
+}
+
+/// Says whether somebody else waits for a lane.
+#[derive(Debug)]
+pub struct Wanted<'a>(&'a Progress);
+
+impl Wanted<'_> {
+    /// True once the entry that runs has been recalled or has to yield. One load, so it may be asked often.
+    pub fn now(&self) -> bool {
+        self.0.is_recalled()
+    }
 }
 
 /// Right of way: an entry yields to those of higher rank.
@@ -73,6 +105,19 @@ impl fmt::Debug for Entry {
         let Self { program: _, ops, rank, tag } = self;
         f.debug_struct("Entry").field("ops", ops).field("rank", rank).field("tag", tag).finish_non_exhaustive()
     }
+}
+
+/// Entries that may wait on a lane. What is handed down ahead is a short queue; a caller that outruns a lane by
+/// this many is to wait for its events.
+pub const QUEUE: usize = 1024;
+
+/// An entry that was not taken, to be offered again.
+#[derive(Debug)]
+pub struct Refused {
+    /// The entry.
+    pub entry: Entry,
+    /// Why: [`ExecutorError::LaneFull`], [`ExecutorError::LaneEnded`] or [`ExecutorError::OperatorRange`].
+    pub reason: ExecutorError,
 }
 
 /// Names an entry of a lane.
@@ -218,21 +263,32 @@ impl Lane {
     }
 
     /// Queues an entry behind those of its rank and above. If the running one has a lower rank, it
-    /// is recalled.
+    /// is recalled. Never waits.
     ///
     /// # Errors
     /// [`ExecutorError::OperatorRange`] when the entry has no operator or one that its program does
-    /// not have, [`ExecutorError::LaneEnded`] when the lane's thread is gone.
+    /// not have, [`ExecutorError::LaneEnded`] when the lane's thread is gone, [`ExecutorError::LaneFull`] when
+    /// [`QUEUE`] entries wait. The entry is dropped then; [`offer`](Self::offer) gives it back.
     pub fn enqueue(&self, entry: Entry) -> Result<Ticket> {
+        self.offer(entry).map_err(|refused| refused.reason)
+    }
+
+    /// As [`enqueue`](Self::enqueue), but an entry that is not taken is given back.
+    ///
+    /// # Errors
+    /// As there, with the entry. There is room after the lane's next event.
+    pub fn offer(&self, entry: Entry) -> Result<Ticket, Box<Refused>> {
         let len = entry.program.len();
         let ops = entry.ops.clone().unwrap_or(0..len);
         if ops.is_empty() || ops.end > len {
-            return Err(ExecutorError::OperatorRange { start: ops.start, end: ops.end, len });
+            let reason = ExecutorError::OperatorRange { start: ops.start, end: ops.end, len };
+            return Err(Box::new(Refused { entry, reason }));
         }
-        self.queue.push(entry, ops).map_err(|_| ExecutorError::LaneEnded)
+        self.queue.push(entry, ops)
     }
 
-    /// Recalls what an entry of this lane has not started. An entry that still waits is reported
+    /// Recalls what an entry of this lane has not started, and stops the operator that runs if it
+    /// [can be](Program::step_until). An entry that still waits is reported
     /// before this returns, a running one once its operator ends. Recalling twice gives the same
     /// answer.
     pub fn recall(&self, ticket: &Ticket) -> Recall {

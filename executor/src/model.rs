@@ -8,7 +8,7 @@ use std::sync::Arc;
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::graph::{OpGraph, Role, TensorView};
 use slicescheduler_gmg::id::TensorId;
-use slicescheduler_gmg::templates::{DenseSpec, EncoderSpec};
+use slicescheduler_gmg::templates::{DenseSpec, EncoderSpec, MoeSpec};
 use slicescheduler_gmg::units::Bytes;
 
 pub use ports::ModelKind;
@@ -27,6 +27,8 @@ pub(crate) enum WeightShape {
     Vector(usize),
     /// `[n, k]`, [packed](WeightMatrix).
     Matrix { n: usize, k: usize, format: MatrixFormat },
+    /// `[experts, n, k]`: so many matrices one after the other.
+    Experts { experts: usize, n: usize, k: usize, format: MatrixFormat },
 }
 
 /// The element type of a packed matrix.
@@ -43,6 +45,16 @@ impl MatrixFormat {
         let quantized = || QuantFormat::of(dtype).map(Self::Quantized);
         (dtype == DType::F32).then_some(Self::Single).or_else(half).or_else(quantized)
     }
+
+    /// The bytes of `count` packed matrices `[n, k]` at `offset`.
+    fn packed(self, offset: Bytes, count: usize, n: usize, k: usize) -> Region {
+        let elements = packed_elements(self, n, k).saturating_mul(count);
+        match self {
+            Self::Single => Region::of::<f32>(offset, elements),
+            Self::Half(_) => Region::of::<u16>(offset, elements),
+            Self::Quantized(_) => Region::of::<u8>(offset, elements),
+        }
+    }
 }
 
 impl WeightShape {
@@ -50,15 +62,8 @@ impl WeightShape {
     pub(crate) fn region(self, offset: Bytes) -> Region {
         match self {
             Self::Vector(length) => Region::of::<f32>(offset, length),
-            Self::Matrix { n, k, format: MatrixFormat::Single } => {
-                Region::of::<f32>(offset, PanelMatrix::packed_len(n, k))
-            }
-            Self::Matrix { n, k, format: MatrixFormat::Half(_) } => {
-                Region::of::<u16>(offset, PanelMatrix::packed_len(n, k))
-            }
-            Self::Matrix { n, k, format: MatrixFormat::Quantized(format) } => {
-                Region::of::<u8>(offset, QuantMatrix::packed_len(n, k, format))
-            }
+            Self::Matrix { n, k, format } => format.packed(offset, 1, n, k),
+            Self::Experts { experts, n, k, format } => format.packed(offset, experts, n, k),
         }
     }
 }
@@ -74,7 +79,7 @@ pub(crate) enum Home {
     Cache(usize),
 }
 
-/// A decoder or an encoder with its weights, packed for the CPU kernels, in host memory.
+/// A decoder, dense or a mixture of experts, or an encoder with its weights, packed for the CPU kernels, in host memory.
 ///
 /// The packed weights are the image of a weight slot: loading a model onto a device is a copy of
 /// [`slot_bytes`](Self::slot_bytes) bytes, from here or from another device's slot. Cheap to clone;
@@ -119,6 +124,15 @@ impl CpuModel {
     /// has an element type without a kernel, the source fails, or there is no memory.
     pub fn decoder(spec: &DenseSpec, template: Arc<OpGraph>, weights: &dyn WeightSource) -> Result<Self> {
         Self::pack(template, spec.max_context, weights)
+    }
+
+    /// As [`decoder`](Self::decoder), of a model whose template was made from `spec` by
+    /// [`moe`](slicescheduler_gmg::templates::moe), all experts of which are here.
+    ///
+    /// # Errors
+    /// As [`decoder`](Self::decoder).
+    pub fn mixture_of_experts(spec: &MoeSpec, template: Arc<OpGraph>, weights: &dyn WeightSource) -> Result<Self> {
+        Self::pack(template, spec.base.max_context, weights)
     }
 
     /// As [`decoder`](Self::decoder), of a model whose template was made from `spec` by
@@ -258,7 +272,8 @@ fn unsupported(view: &TensorView<'_>, expected: &'static str) -> ExecutorError {
 }
 
 fn weight_shape(view: &TensorView<'_>) -> Result<WeightShape> {
-    const EXPECTED: &str = "a vector or matrix of fixed size, F32, F16, BF16 or (a matrix) Q8_0, Q4_0 or Q4_1";
+    const EXPECTED: &str =
+        "a vector, a matrix or one matrix per expert, of fixed size, F32, F16, BF16 or (a matrix) Q8_0, Q4_0 or Q4_1";
     let refused = || unsupported(view, EXPECTED);
     let dtype = view.tensor.dtype;
     let format = MatrixFormat::of(dtype).ok_or_else(refused)?;
@@ -267,39 +282,61 @@ fn weight_shape(view: &TensorView<'_>) -> Result<WeightShape> {
     match dims.as_deref() {
         Some(&[length]) if !matches!(format, MatrixFormat::Quantized(_)) => Ok(WeightShape::Vector(length)),
         Some(&[n, k]) if (k as u64).is_multiple_of(dtype.block_elements()) => Ok(WeightShape::Matrix { n, k, format }),
+        Some(&[experts, n, k]) if (k as u64).is_multiple_of(dtype.block_elements()) => {
+            Ok(WeightShape::Experts { experts, n, k, format })
+        }
         _ => Err(refused()),
     }
 }
 
+/// Elements of a packed matrix, as its format counts them.
+const fn packed_elements(format: MatrixFormat, n: usize, k: usize) -> usize {
+    match format {
+        MatrixFormat::Single | MatrixFormat::Half(_) => PanelMatrix::packed_len(n, k),
+        MatrixFormat::Quantized(format) => QuantMatrix::packed_len(n, k, format),
+    }
+}
+
 fn pack(template: &OpGraph, homes: &[Home], weights: &dyn WeightSource, image: &mut Arena) -> Result<()> {
-    let (mut plain, mut bits, mut stored) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut plain, mut bits, mut stored) = (Vec::new(), Vec::<u16>::new(), Vec::new());
     for (view, home) in template.tensors().zip(homes) {
         let Home::Slot(offset, shape) = *home else { continue };
         let name = view.name().to_string();
-        let (mut operands, region) = (image.operands(), shape.region(offset));
-        let (n, k, format) = match shape {
+        let region = shape.region(offset);
+        let (experts, n, k, format) = match shape {
             WeightShape::Vector(length) => {
-                weights.fill(Shard { name: &name, shape: &[length] }, operands.write(region)?)?;
+                weights.fill(Shard { name: &name, shape: &[length] }, image.operands().write(region)?)?;
                 continue;
             }
-            WeightShape::Matrix { n, k, format } => (n, k, format),
+            WeightShape::Matrix { n, k, format } => (None, n, k, format),
+            WeightShape::Experts { experts, n, k, format } => (Some(experts), n, k, format),
         };
-        let (shard, elements) = (Shard { name: &name, shape: &[n, k] }, n.saturating_mul(k));
-        if format == MatrixFormat::Single {
-            plain.resize(elements, 0.0);
-            weights.fill(shard, &mut plain)?;
-            pack_panels(&plain, n, k, operands.write(region)?)?;
-            continue;
-        }
-        let dtype = view.tensor.dtype;
-        stored.resize(usize::try_from(dtype.bytes(elements as u64).get()).unwrap_or(usize::MAX), 0);
-        weights.fill_stored(shard, dtype, &mut stored)?;
-        match format {
-            MatrixFormat::Quantized(format) => pack_quantized(&stored, n, k, format, operands.write(region)?)?,
-            _ => {
-                bits.clear();
-                bits.extend(stored.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes)));
-                pack_panels::<u16>(&bits, n, k, operands.write(region)?)?;
+        // An expert's matrix is a shard of its own, so that no more than one of them is held unpacked.
+        let elements = n.saturating_mul(k);
+        let length = packed_elements(format, n, k);
+        for expert in 0..experts.unwrap_or(1) {
+            let named = experts.map(|_| format!("{name}.{expert}"));
+            let shard = Shard { name: named.as_deref().unwrap_or(&name), shape: &[n, k] };
+            let place = expert * length..(expert + 1) * length;
+            if format == MatrixFormat::Single {
+                plain.resize(elements, 0.0);
+                weights.fill(shard, &mut plain)?;
+            } else {
+                let dtype = view.tensor.dtype;
+                stored.resize(usize::try_from(dtype.bytes(elements as u64).get()).unwrap_or(usize::MAX), 0);
+                weights.fill_stored(shard, dtype, &mut stored)?;
+            }
+            let mut operands = image.operands();
+            match format {
+                MatrixFormat::Single => pack_panels(&plain, n, k, &mut operands.write(region)?[place])?,
+                MatrixFormat::Quantized(format) => {
+                    pack_quantized(&stored, n, k, format, &mut operands.write(region)?[place])?;
+                }
+                MatrixFormat::Half(_) => {
+                    bits.clear();
+                    bits.extend(stored.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes)));
+                    pack_panels::<u16>(&bits, n, k, &mut operands.write(region)?[place])?;
+                }
             }
         }
     }

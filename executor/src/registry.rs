@@ -16,8 +16,8 @@ use slicescheduler_gmg::graph::{OpGraph, OpView, TensorView};
 use slicescheduler_gmg::id::TensorId;
 use slicescheduler_gmg::semantics::OpKind;
 
-pub use call::Call;
 pub(crate) use call::{Batch, Space};
+pub use call::{Call, Touched};
 pub use cpu::CpuKernels;
 
 use crate::error::{ExecutorError, Result};
@@ -139,7 +139,8 @@ impl KernelRegistry {
         Self::default()
     }
 
-    /// The CPU kernels of Llama-family decoders and BERT-family encoders, for weights of every type that they know.
+    /// The CPU kernels of Llama-family decoders, dense or mixtures of experts, and of BERT-family encoders, for weights of
+    /// every type that they know.
     pub fn cpu() -> Self {
         let mut registry = Self::new();
         let kernels: Arc<dyn Kernel> = Arc::new(CpuKernels);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 use slicescheduler_executor::ExecutorError;
 use slicescheduler_executor::lane::{
-    Entry, Lane, LaneClock, LaneEvent, Outcome, Program, Rank, Recall, StdThreads, ThreadSpawner,
+    Entry, Lane, LaneClock, LaneEvent, Outcome, Program, QUEUE, Rank, Recall, StdThreads, Step, ThreadSpawner, Wanted,
 };
 use slicescheduler_gmg::id::{DeviceId, LaneId};
 use slicescheduler_gmg::units::Nanos;
@@ -54,6 +54,34 @@ fn gated(len: u32, rank: u8, tag: u64) -> (Entry, Gate) {
     let (go, go_out) = unbounded();
     let program = Box::new(Gated { len, begun: begun_in, go: go_out });
     (Entry { program, ops: None, rank: Rank(rank), tag }, Gate { begun, go })
+}
+
+/// An operator that goes on until the lane is wanted, and ends when it is run again.
+struct Stops {
+    begun: Sender<()>,
+    stopped: bool,
+}
+
+impl Program for Stops {
+    fn len(&self) -> u32 {
+        1
+    }
+
+    fn step(&mut self, _: u32) -> Result<(), ExecutorError> {
+        panic!("a lane says whether it is wanted")
+    }
+
+    fn step_until(&mut self, _: u32, wanted: &Wanted<'_>) -> Result<Step, ExecutorError> {
+        if self.stopped {
+            return Ok(Step::Done);
+        }
+        self.begun.send(()).unwrap();
+        while !wanted.now() {
+            std::thread::yield_now();
+        }
+        self.stopped = true;
+        Ok(Step::Stopped)
+    }
 }
 
 /// Calls a closure per operator.
@@ -358,4 +386,48 @@ fn lanes_and_what_they_carry_cross_threads() {
     send::<LaneEvent>();
     send::<Entry>();
     send_and_sync::<slicescheduler_executor::arena::Arena>();
+}
+
+#[test]
+fn an_operator_that_can_stop_does_so_for_a_higher_rank_and_for_a_recall() {
+    let (lane, events) = lane();
+    for recalled in [false, true] {
+        let (begun_in, begun) = unbounded();
+        let program = Box::new(Stops { begun: begun_in, stopped: false });
+        let ticket = lane.enqueue(Entry { program, ops: None, rank: Rank(0), tag: 1 }).unwrap();
+        begun.recv().unwrap();
+        if recalled {
+            assert_eq!(lane.recall(&ticket), Recall::TooLate, "it was started");
+        } else {
+            lane.enqueue(Entry { rank: Rank(1), ..calls(1, 2, |_| Ok(())) }).unwrap();
+        }
+        let event = events.recv().unwrap();
+        assert_eq!(summary(&event), (1, 0, "recalled"));
+        if !recalled {
+            assert_eq!(summary(&events.recv().unwrap()), (2, 1, "finished"));
+        }
+        let again = Entry { program: event.program.unwrap(), ops: None, rank: Rank(0), tag: 3 };
+        lane.enqueue(again).unwrap();
+        assert_eq!(summary(&events.recv().unwrap()), (3, 1, "finished"));
+    }
+}
+
+#[test]
+fn a_full_lane_gives_an_entry_back_and_takes_it_after_its_next_event() {
+    let (lane, events) = lane();
+    let (entry, gate) = gated(1, 0, 0);
+    lane.enqueue(entry).unwrap();
+    gate.begins(0);
+    for tag in 1..=QUEUE as u64 {
+        lane.enqueue(calls(1, tag, |_| Ok(()))).unwrap();
+    }
+    let last = QUEUE as u64 + 1;
+    let refused = lane.offer(calls(1, last, |_| Ok(()))).unwrap_err();
+    assert!(matches!(refused.reason, ExecutorError::LaneFull { waiting: QUEUE }));
+    assert!(matches!(lane.enqueue(calls(1, 9, |_| Ok(()))), Err(ExecutorError::LaneFull { .. })));
+    gate.release();
+    // The second one ended, so at least one place is free.
+    assert!(events.iter().take(2).map(|event| event.tag).eq([0, 1]));
+    lane.offer(refused.entry).unwrap();
+    assert!(events.iter().take(QUEUE).map(|event| event.tag).eq(2..=last));
 }

@@ -1,8 +1,7 @@
 //! How long an owner waits for a lane that a guest uses: from before the graph is asked to launch the owner's
-//! iteration to the start of its first operator. The guest computes prompts and yields at the next operator
-//! boundary by the lane's own rule; the owner comes at random moments, so it waits for the rest of an operator
-//! of the guest. Operators are never split: with prompts of 128 tokens one takes milliseconds here, which is why
-//! a scheduler sizes a guest's chunks to the wait that its owner allows; prompts of 4 tokens are such chunks.
+//! iteration to the start of its first operator. The guest computes prompts and yields by the lane's
+//! own rule; the owner comes at random moments, so it waits for the rest of a part of an operator of the guest. With
+//! prompts of 128 tokens an operator takes milliseconds here, but products and attention stop between two parts.
 
 use slicescheduler_benches::Target;
 use slicescheduler_gmg::plan::{Event, Rank};

@@ -9,7 +9,7 @@ use super::program::{Results, fill_inputs, results};
 use crate::arena::{Arena, Region};
 use crate::backend::Memory;
 use crate::error::{ExecutorError, Result};
-use crate::kernels::{KvPool, Sampling};
+use crate::kernels::{KvPool, Parts, Sampling};
 use crate::model::CpuModel;
 use crate::registry::{Batch, Call, KernelRegistry, Space};
 
@@ -114,7 +114,7 @@ impl Direct {
         let results = unsafe {
             fill_inputs(space)?;
             for op in &space.model.ops {
-                op.kernel.run(&mut Call::new(space, op))?;
+                op.kernel.run(&mut Call::new(space, op, Parts::all()))?;
             }
             results(space)?
         };

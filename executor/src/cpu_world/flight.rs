@@ -31,6 +31,14 @@ impl Grant {
     }
 }
 
+/// Where a job was stopped within an operator. Its activations are as they were left, and nowhere else.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stopped {
+    pub(super) device: DeviceId,
+    pub(super) op: u32,
+    pub(super) part: usize,
+}
+
 /// A launch that has not been reported.
 #[derive(Debug)]
 pub(super) struct Flight {
@@ -44,6 +52,8 @@ pub(super) struct Flight {
     pub(super) progress: Arc<Progress>,
     /// Whose tokens its last operator samples, in order.
     pub(super) emits: Vec<RequestId>,
+    /// Whose blocks it fills from copies, before its first operator.
+    pub(super) restored: Vec<RequestId>,
     pub(super) grant: Grant,
 }
 
@@ -95,9 +105,16 @@ impl CpuWorld {
         let Some(flight) = self.flights.remove(&tag) else { return };
         self.operators += u64::from(next_op - flight.ops.start);
         let failed = matches!(&outcome, Outcome::Failed(error) if !matches!(error, ExecutorError::NotReached { .. }));
-        // An operator that failed had its blocks cleared before it.
-        let used = failed || next_op > flight.ops.start;
+        let stopped = flight.progress.place().1 > 0;
+        // An operator that failed or was stopped had its blocks cleared before it.
+        let used = failed || stopped || next_op > flight.ops.start;
         self.give_back(&flight.grant, used);
+        if used {
+            flight.restored.iter().for_each(|&request| {
+                // One that was forgotten has no copy.
+                let _ = self.sequences.restore(request, false);
+            });
+        }
         if flight.muted {
             return;
         }
@@ -116,9 +133,18 @@ impl CpuWorld {
             Outcome::Cancelled => self.losses.push(lane.device),
             Outcome::Recalled | Outcome::Failed(_) => {
                 let (done, end, fate) = (ops.start..next_op, ops.end, flight.fate);
+                if stopped && fate == Fate::Keep {
+                    self.keep_place(job, lane.device, &flight.progress);
+                }
                 events.push(Event::Recalled { job, lane, done, end, fate, started, at });
             }
         }
+    }
+
+    /// Remembers where a job was stopped, until it goes on or is no more.
+    fn keep_place(&mut self, job: JobId, device: DeviceId, progress: &Progress) {
+        let (op, part) = progress.place();
+        self.stopped.insert(job, Stopped { device, op, part });
     }
 
     /// An embedding counts as a token, the only one, so that batching and the graph need not know.

@@ -10,6 +10,7 @@ use slicescheduler_gmg::{GmgView, View};
 use super::CpuWorld;
 use super::claims::{Access, Claim, Holder};
 use super::flight::{Flight, Grant};
+use super::kept_kv::Blocks;
 use super::loads::Load;
 use super::program::{Launched, Progress};
 use crate::arena::Region;
@@ -17,6 +18,9 @@ use crate::error::{ExecutorError, Result};
 use crate::lane::{self, Entry};
 use crate::model::ModelKind;
 use crate::registry::Space;
+
+/// Places of stopped jobs that are kept before it is asked whose they are.
+const STOPPED: usize = 64;
 
 impl CpuWorld {
     pub(super) fn launch(&mut self, launch: &Launch, view: View<'_>) -> Result<(), WorldError> {
@@ -38,6 +42,9 @@ impl CpuWorld {
         let slot = *device.loaded.get(&spec.model).ok_or(not_loaded)?;
         let whole = model.model.kind() == ModelKind::Encoder;
         let batch = self.sequences.batch(spec, memory.kv(), whole)?;
+        let blocks = Blocks::of(&model.model, device.layout.kv_block_tokens, 0);
+        let keepings = self.sequences.keepings(spec, &batch, id.device, blocks)?;
+        let restored: Vec<_> = keepings.iter().filter(|keeping| keeping.restore > 0).map(|of| of.request).collect();
         let activations = device.granted("activations", launch.arena, device.activations())?;
         let space = Space {
             arena: device.arena.clone(),
@@ -55,8 +62,9 @@ impl CpuWorld {
         let claims = [(activations, Access::Write), (slot, Access::Read)];
         self.take(&mut grant, claims, &mut clear)?;
 
-        let progress = self.progress(launch.job, launch.ops.start);
-        let program = Launched::new(space, clear, progress.clone()).with_faults(id, self.faults.clone());
+        let progress = self.progress(launch.job, id.device, launch.ops.start, view);
+        let program = Launched::new(space, clear, progress.clone());
+        let program = program.with_faults(id, self.faults.clone()).keeping(keepings);
         let program = Box::new(program);
         let (tag, rank) = (self.launched, lane::Rank(rank_number(launch.rank)));
         let entry = Entry { program, ops: Some(launch.ops.clone()), rank, tag };
@@ -64,7 +72,8 @@ impl CpuWorld {
         match lane.enqueue(entry) {
             Ok(ticket) => {
                 let (job, ops) = (launch.job, launch.ops.clone());
-                let flight = Flight { job, ops, ticket, fate: Fate::Keep, muted: false, progress, emits, grant };
+                let flight =
+                    Flight { job, ops, ticket, fate: Fate::Keep, muted: false, progress, emits, restored, grant };
                 self.flights.insert(tag, flight);
                 self.launched += 1;
                 Ok(())
@@ -101,10 +110,19 @@ impl CpuWorld {
         taken
     }
 
-    /// How far a job has come: as its entries on lanes say, or to its operator `first`.
-    fn progress(&self, job: JobId, first: u32) -> Arc<Progress> {
+    /// How far a job has come: as its entries on lanes say, or to its operator `first`, in which it may have been
+    /// stopped.
+    fn progress(&mut self, job: JobId, device: DeviceId, first: u32, view: View<'_>) -> Arc<Progress> {
         let mut others = self.flights.values().filter(|flight| flight.job == job);
-        others.next().map_or_else(|| Arc::new(Progress::new(first)), |flight| flight.progress.clone())
+        if let Some(flight) = others.next() {
+            return flight.progress.clone();
+        }
+        let stopped = self.stopped.remove(&job).filter(|stopped| (stopped.device, stopped.op) == (device, first));
+        // Jobs that were given up do not come back for their place.
+        if self.stopped.len() >= STOPPED {
+            self.stopped.retain(|&job, _| view.job(job).is_some());
+        }
+        Arc::new(Progress::new(first, stopped.map_or(0, |stopped| stopped.part)))
     }
 
     pub(super) fn recall(&mut self, job: JobId, lane: LaneId, fate: Fate) -> Result<(), WorldError> {

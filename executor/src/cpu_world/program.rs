@@ -1,13 +1,15 @@
 //! A job's operators as a lane runs them.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use slicescheduler_gmg::id::LaneId;
 
+use super::kept_kv::Keeping;
 use crate::error::{ExecutorError, Result};
 use crate::fault::{Fault, Faults, Point};
-use crate::lane::Program;
+use crate::kernels::Parts;
+use crate::lane::{Program, Step, Wanted};
 use crate::model::{Input, Output};
 use crate::registry::{Call, Space};
 
@@ -30,14 +32,21 @@ pub(super) struct Progress {
     /// The next operator. Entries of a job are on one lane, and whoever hands a job to another one
     /// has seen its event, so it is never read while it is written.
     next: AtomicU32,
+    /// Of the next operator, the part that is next.
+    part: AtomicUsize,
     /// What its last operator left.
     results: Mutex<Results>,
 }
 
 impl Progress {
-    /// A job whose operators before `next` have run.
-    pub(super) fn new(next: u32) -> Self {
-        Self { next: AtomicU32::new(next), results: Mutex::default() }
+    /// A job whose operators before `next` have run, and of that one the parts before `part`.
+    pub(super) fn new(next: u32, part: usize) -> Self {
+        Self { next: AtomicU32::new(next), part: AtomicUsize::new(part), results: Mutex::default() }
+    }
+
+    /// The next operator, and its next part.
+    pub(super) fn place(&self) -> (u32, usize) {
+        (self.next.load(Ordering::Relaxed), self.part.load(Ordering::Relaxed))
     }
 
     /// What it left; no tokens before the last operator.
@@ -55,6 +64,8 @@ pub(super) struct Launched {
     space: Space,
     /// Blocks that hold another tenant's tokens.
     clear: Vec<u32>,
+    /// Sequences of which copies are kept.
+    keepings: Vec<Keeping>,
     progress: Arc<Progress>,
     /// What goes wrong, and on which lane that is.
     faults: Option<(LaneId, Arc<dyn Faults>)>,
@@ -62,12 +73,38 @@ pub(super) struct Launched {
 
 impl Launched {
     pub(super) fn new(space: Space, clear: Vec<u32>, progress: Arc<Progress>) -> Self {
-        Self { space, clear, progress, faults: None }
+        Self { space, clear, keepings: Vec::new(), progress, faults: None }
     }
 
     pub(super) fn with_faults(mut self, lane: LaneId, faults: Option<Arc<dyn Faults>>) -> Self {
         self.faults = faults.map(|faults| (lane, faults));
         self
+    }
+
+    pub(super) fn keeping(mut self, keepings: Vec<Keeping>) -> Self {
+        self.keepings = keepings;
+        self
+    }
+
+    /// Fills blocks from copies, once.
+    fn restore(&mut self) -> Result<()> {
+        for keeping in self.keepings.iter_mut().filter(|keeping| keeping.restore > 0) {
+            let blocks = self.space.batch.own[keeping.own.clone()].iter().map(|&block| self.space.pool.block(block));
+            // SAFETY: the blocks are claimed for this lane.
+            unsafe { keeping.kept.restore(&self.space.arena, blocks, keeping.restore)? };
+            keeping.restore = 0;
+        }
+        Ok(())
+    }
+
+    /// Copies what has become full.
+    fn keep(&self) -> Result<()> {
+        for keeping in &self.keepings {
+            let blocks = self.space.batch.own[keeping.own.clone()].iter().map(|&block| self.space.pool.block(block));
+            // SAFETY: the blocks are claimed for this lane, and a sequence is in at most one job that runs.
+            unsafe { keeping.kept.keep(&self.space.arena, blocks, keeping.end)? };
+        }
+        Ok(())
     }
 
     fn meet_faults(&self, op: u32) -> Result<()> {
@@ -79,6 +116,41 @@ impl Launched {
             Some(Fault::Panics) => std::panic::resume_unwind(Box::new("made to panic")),
             Some(Fault::LosesDevice) => Err(ExecutorError::DeviceLost(lane.device)),
         }
+    }
+
+    /// Runs the next operator, `op`, from the part on that is next; until the lane is `wanted`, if anybody says so.
+    fn run(&mut self, op: u32, wanted: Option<&dyn Fn() -> bool>) -> Result<Step> {
+        let (next, part) = self.progress.place();
+        if next != op {
+            return Err(ExecutorError::NotReached { op, next });
+        }
+        self.meet_faults(op)?;
+        self.clear_blocks()?;
+        self.restore()?;
+        if op == 0 && part == 0 {
+            // SAFETY: the activations are claimed for this lane.
+            unsafe { fill_inputs(&self.space)? };
+        }
+        if let Some(bound) = self.space.model.ops.get(op as usize) {
+            let parts = Parts::from(part, wanted.unwrap_or(&|| false));
+            // SAFETY: activations and blocks are claimed for this lane, the weight slot against
+            // writers.
+            let mut call = unsafe { Call::new(&self.space, bound, parts) };
+            bound.kernel.run(&mut call)?;
+            if let Some(part) = call.parts().left() {
+                self.progress.part.store(part, Ordering::Relaxed);
+                return Ok(Step::Stopped);
+            }
+        }
+        self.progress.part.store(0, Ordering::Relaxed);
+        self.progress.next.store(op + 1, Ordering::Relaxed);
+        if op + 1 == self.space.model.ops.len() as u32 {
+            // SAFETY: the activations are claimed for this lane.
+            let results = unsafe { results(&self.space)? };
+            self.keep()?;
+            *self.progress.results.lock().unwrap_or_else(PoisonError::into_inner) = results;
+        }
+        Ok(Step::Done)
     }
 
     fn clear_blocks(&mut self) -> Result<()> {
@@ -153,29 +225,11 @@ impl Program for Launched {
     }
 
     fn step(&mut self, op: u32) -> Result<()> {
-        let next = self.progress.next.load(Ordering::Relaxed);
-        if next != op {
-            return Err(ExecutorError::NotReached { op, next });
-        }
-        self.meet_faults(op)?;
-        self.clear_blocks()?;
-        if op == 0 {
-            // SAFETY: the activations are claimed for this lane.
-            unsafe { fill_inputs(&self.space)? };
-        }
-        if let Some(bound) = self.space.model.ops.get(op as usize) {
-            // SAFETY: activations and blocks are claimed for this lane, the weight slot against
-            // writers.
-            let mut call = unsafe { Call::new(&self.space, bound) };
-            bound.kernel.run(&mut call)?;
-        }
-        self.progress.next.store(op + 1, Ordering::Relaxed);
-        if op + 1 == self.len() {
-            // SAFETY: the activations are claimed for this lane.
-            let results = unsafe { results(&self.space)? };
-            *self.progress.results.lock().unwrap_or_else(PoisonError::into_inner) = results;
-        }
-        Ok(())
+        self.run(op, None).map(|_| ())
+    }
+
+    fn step_until(&mut self, op: u32, wanted: &Wanted<'_>) -> Result<Step> {
+        self.run(op, Some(&|| wanted.now()))
     }
 }
 
@@ -224,7 +278,7 @@ mod tests {
             model: Arc::new(KernelRegistry::cpu().bind(model).unwrap()),
             batch,
         };
-        Launched::new(space, clear, Arc::new(Progress::new(0)))
+        Launched::new(space, clear, Arc::new(Progress::new(0, 0)))
     }
 
     fn blocks(arena: &Arena, program: &Launched) -> [Vec<u8>; 2] {

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use slicescheduler_gmg::id::RequestId;
+use slicescheduler_gmg::id::{DeviceId, RequestId};
 use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::memory::KvPool;
 use slicescheduler_gmg::plan::Ended;
 use slicescheduler_gmg::shape::{SEQUENCES, Symbol, TOKENS};
 
+use super::kept_kv::{Blocks, Keeping, KeptKv};
 use crate::error::{ExecutorError, Result};
 use crate::kernels::Sampling;
 use crate::registry::Batch;
@@ -22,6 +23,10 @@ struct Sequence {
     eos: Option<u32>,
     sampling: Sampling,
     embedding: Option<Arc<[f32]>>,
+    /// The copy of its keys and values.
+    kept: Option<KeptKv>,
+    /// Its blocks do not hold what its next row builds on; the copy does.
+    restore: bool,
 }
 
 /// The tokens of all requests that were entered and not forgotten.
@@ -40,7 +45,8 @@ impl Sequences {
             return Err(ExecutorError::EmptyRequest { request, prompt: prompt.len(), max_output });
         }
         let (tokens, sampling) = (prompt.to_vec(), Sampling::GREEDY);
-        let sequence = Sequence { tokens, prompt: prompt.len(), max_output, eos, sampling, embedding: None };
+        let (prompt, embedding, kept, restore) = (prompt.len(), None, None, false);
+        let sequence = Sequence { tokens, prompt, max_output, eos, sampling, embedding, kept, restore };
         self.0.insert(request, sequence);
         Ok(())
     }
@@ -49,6 +55,59 @@ impl Sequences {
         let sequence = self.0.get_mut(&request).ok_or(ExecutorError::UnknownRequest(request))?;
         sequence.sampling = sampling;
         Ok(())
+    }
+
+    /// The most tokens that a sequence may get.
+    pub(super) fn longest(&self, request: RequestId) -> Option<u32> {
+        let sequence = self.0.get(&request)?;
+        Some(u32::try_from(sequence.prompt).unwrap_or(u32::MAX).saturating_add(sequence.max_output))
+    }
+
+    pub(super) fn keep(&mut self, request: RequestId, kept: KeptKv) -> Result<()> {
+        let sequence = self.0.get_mut(&request).ok_or(ExecutorError::UnknownRequest(request))?;
+        sequence.kept = Some(kept);
+        Ok(())
+    }
+
+    pub(super) fn kept(&self, request: RequestId) -> Option<&KeptKv> {
+        self.0.get(&request)?.kept.as_ref()
+    }
+
+    /// Sets whether the next row of a request builds on its copy; none if it has none.
+    pub(super) fn restore(&mut self, request: RequestId, restore: bool) -> Option<()> {
+        let sequence = self.0.get_mut(&request).filter(|sequence| sequence.kept.is_some())?;
+        sequence.restore = restore;
+        Some(())
+    }
+
+    /// What a job on `device` does with the copies of its sequences, whose blocks are those of `batch`.
+    pub(super) fn keepings(
+        &self,
+        spec: &JobSpec,
+        batch: &Batch,
+        device: DeviceId,
+        blocks: Blocks,
+    ) -> Result<Vec<Keeping>> {
+        let mut keepings = Vec::new();
+        for (row, own) in spec.rows.iter().zip(batch.table_starts.windows(2)) {
+            let Some(sequence) = self.0.get(&row.request) else { continue };
+            let Some(kept) = &sequence.kept else { continue };
+            let (request, position) = (row.request, row.position);
+            if !kept.is_of(blocks) {
+                if sequence.restore {
+                    return Err(ExecutorError::OtherBlocks { request, device });
+                }
+                continue;
+            }
+            let restore = if sequence.restore { position.div_ceil(blocks.tokens().max(1)) } else { 0 };
+            if sequence.restore && position > kept.tokens() {
+                return Err(ExecutorError::NotKept { request, position, kept: kept.tokens() });
+            }
+            let own = own[0] as usize..own[1] as usize;
+            let end = position.saturating_add(row.tokens);
+            keepings.push(Keeping { request, kept: kept.clone(), own, end, restore });
+        }
+        Ok(keepings)
     }
 
     pub(super) fn produced(&self, request: RequestId) -> &[u32] {

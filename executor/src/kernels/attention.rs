@@ -9,7 +9,7 @@
 use std::cell::RefCell;
 
 use super::simd::{LANES, exp, reduce, versioned};
-use super::{KvCache, KvLayout, TokenRows, check, nonzero};
+use super::{KvCache, KvLayout, Parts, TokenRows, check, nonzero};
 use crate::error::{ExecutorError, Result};
 
 /// Positions per step of the running softmax. Part of the definition of the result's bits.
@@ -89,6 +89,22 @@ pub fn attention(
     cache: &KvCache<'_>,
     out: &mut [f32],
 ) -> Result<()> {
+    attention_in_parts(queries, rows, dims, layer, cache, out, &mut Parts::all())
+}
+
+/// As [`attention`], of which `parts` says what is to be done now: each row is a part.
+///
+/// # Errors
+/// As [`attention`].
+pub fn attention_in_parts(
+    queries: &[f32],
+    rows: TokenRows<'_>,
+    dims: AttentionDims,
+    layer: usize,
+    cache: &KvCache<'_>,
+    out: &mut [f32],
+    parts: &mut Parts<'_>,
+) -> Result<()> {
     dims.validate("attention", layer, cache)?;
     rows.validate("attention", cache)?;
     check("attention", "queries", queries.len(), rows.len().saturating_mul(dims.out_width()))?;
@@ -96,7 +112,10 @@ pub fn attention(
     let group = dims.heads / dims.kv_heads * dims.head_dim;
     let shared = GROUP * dims.head_dim;
     let batch = queries.chunks_exact(dims.out_width()).zip(out.chunks_exact_mut(dims.out_width()));
-    for (row, (queries, out)) in batch.enumerate() {
+    for (row, (queries, out)) in batch.enumerate().skip(parts.first()) {
+        if parts.stop_before(row) {
+            return Ok(());
+        }
         let context = rows.positions[row] as usize + 1;
         let heads = queries.chunks_exact(group).zip(out.chunks_exact_mut(group));
         for (head, (queries, out)) in heads.enumerate() {

@@ -18,6 +18,7 @@ mod wide;
 
 use std::ops::Range;
 
+use super::parts::{Parts, WORK};
 use super::quantized::multiply_quantized;
 use super::{WeightMatrix, check};
 use crate::error::Result;
@@ -28,6 +29,8 @@ use tile::Tile;
 const DEPTH: usize = 512;
 /// Rows per sweep over the weights; their `x` stays in the second-level cache.
 const ROWS: usize = 256;
+/// Rows that are computed together at most.
+const STEP: usize = 6;
 
 /// What a product does with what is in `y`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +55,21 @@ pub fn matmul<'a>(
     output: Output,
     y: &mut [f32],
 ) -> Result<()> {
+    matmul_in_parts(x, rows, weights, output, y, &mut Parts::all())
+}
+
+/// As [`matmul`], of which `parts` says what is to be done now: some columns of some rows make a part.
+///
+/// # Errors
+/// As [`matmul`].
+pub fn matmul_in_parts<'a>(
+    x: &[f32],
+    rows: usize,
+    weights: impl Into<WeightMatrix<'a>>,
+    output: Output,
+    y: &mut [f32],
+    parts: &mut Parts<'_>,
+) -> Result<()> {
     let weights = weights.into();
     check("matmul", "x", x.len(), rows.saturating_mul(weights.k()))?;
     check("matmul", "y", y.len(), rows.saturating_mul(weights.n()))?;
@@ -59,13 +77,13 @@ pub fn matmul<'a>(
         return Ok(());
     }
     match weights {
-        WeightMatrix::Panels(weights) => product(x, weights, output, y),
-        WeightMatrix::Quantized(weights) => multiply_quantized(x, weights, output, y),
+        WeightMatrix::Panels(weights) => product(x, weights, output, y, parts),
+        WeightMatrix::Quantized(weights) => multiply_quantized(x, weights, output, y, parts),
     }
     Ok(())
 }
 
-fn product(x: &[f32], weights: PanelMatrix<'_>, output: Output, y: &mut [f32]) {
+fn product(x: &[f32], weights: PanelMatrix<'_>, output: Output, y: &mut [f32], parts: &mut Parts<'_>) {
     let (n, k) = (weights.n(), weights.k());
     if k == 0 {
         if output == Output::Overwrite {
@@ -73,19 +91,31 @@ fn product(x: &[f32], weights: PanelMatrix<'_>, output: Output, y: &mut [f32]) {
         }
         return;
     }
+    // Whole steps of the widest micro-kernel.
+    let together = (WORK / (PANEL * k) / STEP * STEP).clamp(STEP, ROWS);
+    let mut part = 0;
     for (x, y) in x.chunks(ROWS * k).zip(y.chunks_mut(ROWS * n)) {
-        let rows = y.len() / n;
         for panel in 0..n.div_ceil(PANEL) {
             let first = panel * PANEL;
             let width = PANEL.min(n - first);
-            let mut accumulate = output == Output::Accumulate;
-            for depth in depth_blocks(k) {
-                let x = &x[depth.start..];
-                weights.block(panel, depth.clone(), |block| {
-                    let tile = Tile { x, x_stride: k, panel: block, depth: depth.len(), width, rows };
-                    tile.multiply(&mut y[first..], n, accumulate);
-                });
-                accumulate = true;
+            for (x, y) in x.chunks(together * k).zip(y.chunks_mut(together * n)) {
+                part += 1;
+                if part <= parts.first() {
+                    continue;
+                }
+                if parts.stop_before(part - 1) {
+                    return;
+                }
+                let rows = y.len() / n;
+                let mut accumulate = output == Output::Accumulate;
+                for depth in depth_blocks(k) {
+                    let x = &x[depth.start..];
+                    weights.block(panel, depth.clone(), |block| {
+                        let tile = Tile { x, x_stride: k, panel: block, depth: depth.len(), width, rows };
+                        tile.multiply(&mut y[first..], n, accumulate);
+                    });
+                    accumulate = true;
+                }
             }
         }
     }

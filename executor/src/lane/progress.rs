@@ -14,12 +14,13 @@ const RECALLED: u64 = 1 << 63;
 /// What became of a recall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recall {
-    /// The operators from this one on never run; the ones before it have run or are running.
+    /// The operators from this one on never run; the ones before it have run or are running. The last of those may be
+    /// stopped in the middle, if it can be; the entry's event says so.
     Recalled {
         /// The first operator that does not run.
         first: u32,
     },
-    /// All operators were started before.
+    /// All operators were started before; the last one may be stopped in the middle.
     TooLate,
 }
 
@@ -54,6 +55,12 @@ impl Progress {
         let before = self.word.fetch_or(RECALLED, Ordering::AcqRel);
         let first = (before & !RECALLED) as u32;
         if first >= self.ops.end { Recall::TooLate } else { Recall::Recalled { first } }
+    }
+
+    /// True once the rest was recalled.
+    pub(super) fn is_recalled(&self) -> bool {
+        // What follows from it is ordered by the entry's event.
+        self.word.load(Ordering::Relaxed) & RECALLED != 0
     }
 
     /// The first operator that was not started.

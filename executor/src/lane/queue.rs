@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::progress::{Progress, Recall};
-use super::{Entry, Program, Rank, Ticket};
+use super::{Entry, Program, QUEUE, Rank, Refused, Ticket};
+use crate::error::ExecutorError;
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// An entry that was taken in.
@@ -49,11 +50,16 @@ impl Queue {
     }
 
     /// Takes an entry in, before all of lower rank, and recalls the running one if it has to yield.
-    /// Gives the entry back when the lane has ended.
-    pub(super) fn push(&self, entry: Entry, ops: Range<u32>) -> Result<Ticket, Entry> {
+    /// Gives the entry back when the lane has ended, or as many wait as may.
+    pub(super) fn push(&self, entry: Entry, ops: Range<u32>) -> Result<Ticket, Box<Refused>> {
         let mut state = self.state();
-        if state.ended {
-            return Err(entry);
+        let refused = match state.waiting.len() {
+            _ if state.ended => Some(ExecutorError::LaneEnded),
+            waiting if waiting >= QUEUE => Some(ExecutorError::LaneFull { waiting }),
+            _ => None,
+        };
+        if let Some(reason) = refused {
+            return Err(Box::new(Refused { entry, reason }));
         }
         let Entry { program, rank, tag, .. } = entry;
         let first = ops.start;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crossbeam::channel::Sender;
 
 use super::queue::{Queue, Queued};
-use super::{LaneEvent, Outcome, Reporter};
+use super::{LaneEvent, Outcome, Reporter, Step, Wanted};
 use crate::error::ExecutorError;
 
 /// Runs entries until the lane ends. When it is dropped, run or not, nothing can wait for it any
@@ -38,8 +38,10 @@ impl Worker {
         let mut failure = None;
         let mut panicked = false;
         while let Some(op) = ticket.progress.start() {
-            match catch_unwind(AssertUnwindSafe(|| program.step(op))) {
-                Ok(Ok(())) => next_op = op + 1,
+            let wanted = Wanted(&ticket.progress);
+            match catch_unwind(AssertUnwindSafe(|| program.step_until(op, &wanted))) {
+                Ok(Ok(Step::Done)) => next_op = op + 1,
+                Ok(Ok(Step::Stopped)) => break,
                 Ok(Err(error)) => failure = Some(error),
                 Err(payload) => {
                     panicked = true;

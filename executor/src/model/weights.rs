@@ -10,7 +10,8 @@ use crate::kernels::{HalfFormat, QuantFormat, quantize};
 /// A weight that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard<'a> {
-    /// Its qualified name in the template, such as `layers.3.attn.qkv.weight`.
+    /// Its qualified name in the template, such as `layers.3.attn.qkv.weight`. Of a weight with a matrix for each expert,
+    /// each is a shard of its own, such as `layers.3.mlp.down.weight.0` of the first.
     pub name: &'a str,
     /// Its dimensions, outermost first: `[length]`, or `[outputs, inputs]`.
     pub shape: &'a [usize],

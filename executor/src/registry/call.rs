@@ -1,14 +1,18 @@
 //! The operands of one operator, at the places that were planned for them.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use slicescheduler_gmg::graph::ActivationLayout;
 use slicescheduler_gmg::id::TensorId;
+use slicescheduler_gmg::memory::ByteKind;
 use slicescheduler_gmg::units::Bytes;
 
 use crate::arena::{Arena, Element, Operands, Region};
 use crate::error::{ExecutorError, Result};
-use crate::kernels::{KvCache, KvLayout, KvPool, PanelMatrix, QuantMatrix, Sampling, TokenRows, WeightMatrix};
+use crate::kernels::{
+    ExpertMatrices, KvCache, KvLayout, KvPool, PanelMatrix, Parts, QuantMatrix, Sampling, TokenRows, WeightMatrix,
+};
 use crate::model::{Home, MatrixFormat, WeightShape};
 use crate::registry::{BoundModel, BoundOp};
 
@@ -72,6 +76,20 @@ pub struct Call<'a> {
     op: &'a BoundOp,
     operands: Operands<'a>,
     cache_taken: bool,
+    /// The weights that were given, by input; one bit each.
+    weights_taken: Cell<u64>,
+    parts: Parts<'a>,
+}
+
+/// A region of the device that an operator was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Touched {
+    /// What lies there.
+    pub kind: ByteKind,
+    /// Where it is.
+    pub region: Region,
+    /// Whether it may be written.
+    pub written: bool,
 }
 
 impl<'a> Call<'a> {
@@ -80,10 +98,15 @@ impl<'a> Call<'a> {
     /// # Safety
     /// As long as the result or an operand that it handed out lives, nobody else may touch the
     /// space's activations and the batch's own blocks, or write the weight slot.
-    pub(crate) unsafe fn new(space: &'a Space, op: &'a BoundOp) -> Self {
+    pub(crate) unsafe fn new(space: &'a Space, op: &'a BoundOp, parts: Parts<'a>) -> Self {
         // SAFETY: that nobody else touches the activations is the caller's promise.
         let operands = unsafe { space.arena.operands_within(space.activations) };
-        Self { space, op, operands, cache_taken: false }
+        Self { space, op, operands, cache_taken: false, weights_taken: Cell::new(0), parts }
+    }
+
+    /// Which part of its work the operator is to do now, and when to stop. A kernel that does not ask does all of it.
+    pub fn parts(&mut self) -> &mut Parts<'a> {
+        &mut self.parts
     }
 
     /// The rows of the batch. Their sequences' blocks are numbered as those of
@@ -162,9 +185,51 @@ impl<'a> Call<'a> {
         })
     }
 
+    /// Input `index`, a weight with a matrix for each expert.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn experts(&self, index: usize) -> Result<ExpertMatrices<'a>> {
+        let (offset, shape) = self.weight(index)?;
+        let WeightShape::Experts { experts, n, k, format } = shape else {
+            return Err(no_operand("inputs", index, "a weight with a matrix for each expert"));
+        };
+        let dims = [experts, n, k];
+        // SAFETY: see `read_weight`.
+        unsafe {
+            match format {
+                MatrixFormat::Single => ExpertMatrices::single(self.read_weight(offset, shape)?, dims),
+                MatrixFormat::Half(half) => ExpertMatrices::half(self.read_weight(offset, shape)?, dims, half),
+                MatrixFormat::Quantized(blocks) => {
+                    ExpertMatrices::quantized(self.read_weight(offset, shape)?, dims, blocks)
+                }
+            }
+        }
+    }
+
+    /// All memory of the device that the operator was given so far: activations as they were asked for, weights whole, and
+    /// every block of the batch once the cache was asked for. A kernel has no other way to any. For whoever holds
+    /// what ran against what was planned.
+    pub fn touched(&self) -> impl Iterator<Item = Touched> + '_ {
+        let activations = self.operands.held().map(|(region, written)| (ByteKind::Activations, region, written));
+        let taken = (0..self.op.inputs.len().min(64)).filter(|index| self.weights_taken.get() & (1 << index) != 0);
+        let weights = taken.filter_map(|index| match self.home(index)? {
+            Home::Slot(offset, shape) => {
+                Some((ByteKind::Weights, shape.region(self.space.slot.offset + offset), false))
+            }
+            _ => None,
+        });
+        let own = if self.cache_taken { &*self.space.batch.own } else { &[] };
+        let blocks = own.iter().map(|&block| (ByteKind::Kv, self.space.pool.block(block), true));
+        activations.chain(weights).chain(blocks).map(|(kind, region, written)| Touched { kind, region, written })
+    }
+
     fn weight(&self, index: usize) -> Result<(Bytes, WeightShape)> {
         match self.home(index) {
-            Some(Home::Slot(offset, shape)) => Ok((offset, shape)),
+            Some(Home::Slot(offset, shape)) => {
+                self.weights_taken.set(self.weights_taken.get() | 1u64.checked_shl(index as u32).unwrap_or(0));
+                Ok((offset, shape))
+            }
             _ => Err(no_operand("inputs", index, "a weight")),
         }
     }

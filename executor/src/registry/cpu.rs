@@ -1,6 +1,7 @@
 //! The CPU kernels as operators.
 
 mod encoder;
+mod experts;
 
 use std::sync::Arc;
 
@@ -11,11 +12,11 @@ use slicescheduler_gmg::semantics::OpKind;
 use super::{BoundKernel, Call, Kernel, Site};
 use crate::error::{ExecutorError, Result};
 use crate::kernels::{
-    AttentionDims, Output, RotaryTable, TokenRows, argmax_rows, attention, embed_panels, gather_rows, matmul, rms_norm,
-    rotary_frequencies, rotate_and_store, sample, swiglu,
+    AttentionDims, Output, RotaryTable, TokenRows, argmax_rows, attention_in_parts, embed_panels, gather_rows,
+    matmul_in_parts, rms_norm, rotary_frequencies, rotate_and_store, sample, swiglu,
 };
 
-/// The kernels of [`kernels`](crate::kernels), for every kind that a dense decoder or an encoder has.
+/// The kernels of [`kernels`](crate::kernels), for every kind that a decoder, dense or a mixture of experts, or an encoder has.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuKernels;
 
@@ -24,7 +25,7 @@ impl CpuKernels {
     pub(super) const DTYPES: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1];
 
     /// The kinds, with parameters that do not count.
-    pub(super) fn kinds() -> [OpKind; 16] {
+    pub(super) fn kinds() -> [OpKind; 20] {
         let (heads, kv_heads, head_dim) = (1, 1, 2);
         [
             OpKind::Embedding,
@@ -43,6 +44,10 @@ impl CpuKernels {
             OpKind::SelfAttention { heads, head_dim },
             OpKind::MeanPool,
             OpKind::Normalize,
+            OpKind::TopK { top: 1 },
+            OpKind::Permute,
+            OpKind::GroupedMatMul { experts: 1, top: 1, ranks: 1 },
+            OpKind::Combine,
         ]
     }
 }
@@ -69,6 +74,9 @@ impl Kernel for CpuKernels {
             OpKind::Sample => Arc::new(Sample { vocabulary: columns(site.input(0))? }),
             _ => {
                 if let Some(bound) = encoder::bind(site)? {
+                    return Ok(bound);
+                }
+                if let Some(bound) = experts::bind(site)? {
                     return Ok(bound);
                 }
                 return Err(ExecutorError::NoKernel {
@@ -122,10 +130,12 @@ impl BoundKernel for MatMul {
         let (x, weights, y) = (call.input(0)?, call.matrix(1)?, call.output::<f32>(0)?);
         let rows = y.len() / weights.n().max(1);
         if call.inputs() < 3 {
-            return matmul(x, rows, weights, Output::Overwrite, y);
+            return matmul_in_parts(x, rows, weights, Output::Overwrite, y, call.parts());
         }
-        start_from("matmul", call.input(2)?, y)?;
-        matmul(x, rows, weights, Output::Accumulate, y)
+        if call.parts().first() == 0 {
+            start_from("matmul", call.input(2)?, y)?;
+        }
+        matmul_in_parts(x, rows, weights, Output::Accumulate, y, call.parts())
     }
 }
 
@@ -163,7 +173,8 @@ impl BoundKernel for Attention {
     fn run(&self, call: &mut Call<'_>) -> Result<()> {
         let queries = call.input(0)?;
         let (layer, cache) = call.cache(1)?;
-        attention(queries, call.rows(), self.dims, layer, &cache, call.output(0)?)
+        let (rows, out) = (call.rows(), call.output(0)?);
+        attention_in_parts(queries, rows, self.dims, layer, &cache, out, call.parts())
     }
 }
 

@@ -15,6 +15,11 @@ mod commands;
 mod faults;
 mod gate;
 mod golden;
+mod kept;
+#[cfg(all(feature = "tcp", feature = "shared-memory"))]
+mod links;
+mod memory;
+mod mixture;
 mod rig;
 mod tokens;
 mod weights;

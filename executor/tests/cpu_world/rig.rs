@@ -5,20 +5,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use slicescheduler_executor::ExecutorError;
-use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
+use slicescheduler_executor::cpu_world::{ArrivedKv, CpuWorld, CpuWorldOptions};
 use slicescheduler_executor::lane::{StdThreads, ThreadSpawner};
 use slicescheduler_executor::model::{CpuModel, SeededWeights};
 use slicescheduler_executor::registry::KernelRegistry;
 use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
 use slicescheduler_gmg::delta::NewRequest;
+use slicescheduler_gmg::graph::OpGraph;
 use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId};
 use slicescheduler_gmg::job::{JobSpec, KvGrowth, Row};
 use slicescheduler_gmg::memory::DeviceLayout;
 use slicescheduler_gmg::plan::{Action, Clock, Command, Event, Fate, Plan, Rank, Work, World};
 use slicescheduler_gmg::shape::Binding;
-use slicescheduler_gmg::templates::{DenseSpec, dense};
+use slicescheduler_gmg::templates::{DenseSpec, MoeSpec, dense, moe};
 use slicescheduler_gmg::units::{Bandwidth, Bytes, FlopRate, Nanos};
-use slicescheduler_gmg::{Container, Effect, Gmg, GmgView, Intent, Model, Tenant};
+use slicescheduler_gmg::{Applied, Container, Delta, Effect, Gmg, GmgView, Intent, Model, Snapshot, Tenant};
 
 pub(crate) const BLOCK_TOKENS: u32 = 4;
 pub(crate) const LANES: u16 = 2;
@@ -39,12 +40,44 @@ struct Progress {
     ended: bool,
 }
 
+/// What the decoders of a rig are like.
+pub(crate) enum Shape {
+    Dense(DenseSpec),
+    Moe(MoeSpec),
+}
+
+impl Shape {
+    fn template(&self) -> Arc<OpGraph> {
+        Arc::new(match self {
+            Self::Dense(spec) => dense(spec).unwrap(),
+            Self::Moe(spec) => moe(spec).unwrap(),
+        })
+    }
+
+    fn kv_bytes_per_token(&self) -> Bytes {
+        match self {
+            Self::Dense(spec) => spec.kv_bytes_per_token(),
+            Self::Moe(spec) => spec.kv_bytes_per_token(),
+        }
+    }
+
+    fn on_cpu(&self, template: Arc<OpGraph>, weights: &SeededWeights) -> CpuModel {
+        match self {
+            Self::Dense(spec) => CpuModel::decoder(spec, template, weights).unwrap(),
+            Self::Moe(spec) => CpuModel::mixture_of_experts(spec, template, weights).unwrap(),
+        }
+    }
+}
+
 /// Two tenants, each with a tiny decoder of its own on a device of its own, with two lanes.
 pub(crate) struct Rig {
     pub(crate) gmg: Gmg,
     pub(crate) world: CpuWorld,
     pub(crate) models: Vec<ModelId>,
     requests: BTreeMap<RequestId, Progress>,
+    /// The graph after its set-up, and all that was applied to it since.
+    pub(crate) start: Snapshot,
+    pub(crate) log: Vec<Delta>,
 }
 
 /// The decoder of a tenant.
@@ -63,12 +96,12 @@ impl Rig {
 
     /// With faults, or threads, of the test's choice.
     pub(crate) fn with(options: CpuWorldOptions, threads: &dyn ThreadSpawner) -> Result<Self, ExecutorError> {
-        Self::of(&DenseSpec::tiny(), options, threads)
+        Self::of(&Shape::Dense(DenseSpec::tiny()), options, threads)
     }
 
     /// With decoders of another shape or type.
     pub(crate) fn of(
-        spec: &DenseSpec,
+        shape: &Shape,
         options: CpuWorldOptions,
         threads: &dyn ThreadSpawner,
     ) -> Result<Self, ExecutorError> {
@@ -77,11 +110,11 @@ impl Rig {
         let mut gmg = Gmg::new(cluster);
         let layout = DeviceLayout {
             usable: Bytes::mib(16),
-            weights: spec.weight_bytes().times(2),
+            weights: CpuModel::slot_bytes_for(&shape.template()).unwrap().times(2),
             arena: Bytes::mib(4),
             staging: Bytes(128),
             // Longer than what a block needs: blocks have a stride.
-            kv_block: spec.kv_bytes_per_token().times(u64::from(BLOCK_TOKENS)) + Bytes(64),
+            kv_block: shape.kv_bytes_per_token().times(u64::from(BLOCK_TOKENS)) + Bytes(64),
             kv_block_tokens: BLOCK_TOKENS,
         };
         let (mut models, mut implementations) = (Vec::new(), Vec::new());
@@ -89,16 +122,24 @@ impl Rig {
             gmg.lay_out(DeviceId(tenant), layout).unwrap();
         }
         for tenant in 0..2 {
-            let template = Arc::new(dense(spec).unwrap());
+            let template = shape.template();
             let id = gmg.add_tenant(Tenant::latency_sensitive(["a", "b"][tenant])).unwrap();
-            let implementation = CpuModel::decoder(spec, template.clone(), &weights(tenant)).unwrap();
-            let model = gmg.add_model(id, Model::new("tiny", template), Container::replicas([tenant as u32])).unwrap();
+            let implementation = shape.on_cpu(template.clone(), &weights(tenant));
+            let model = Model::new("tiny", template).weights(implementation.slot_bytes());
+            let model = gmg.add_model(id, model, Container::replicas([tenant as u32])).unwrap();
             models.push(model);
             implementations.push((model, implementation));
         }
         let clock = Arc::new(SinceStart(Instant::now()));
         let world = CpuWorld::new(gmg.view(), implementations, clock, threads, options)?;
-        Ok(Self { gmg, world, models, requests: BTreeMap::new() })
+        let start = gmg.publish();
+        Ok(Self { gmg, world, models, requests: BTreeMap::new(), start, log: Vec::new() })
+    }
+
+    pub(crate) fn apply(&mut self, delta: impl Into<Delta>) -> Applied {
+        let applied = self.gmg.apply(delta).unwrap();
+        self.log.push(applied.delta.clone());
+        applied
     }
 
     /// Enters a request of a tenant.
@@ -110,7 +151,10 @@ impl Rig {
             prompt: prompt_tokens,
             max_output: output,
         };
-        let request = self.gmg.submit_request(new).unwrap();
+        let request = match self.apply(Intent::Submit(new)).effect {
+            Effect::Request(request) => request,
+            other => panic!("{other:?}"),
+        };
         self.world.prompt(request, prompt, output, None).unwrap();
         self.requests.insert(request, Progress { tenant, prompt: prompt_tokens, computed: 0, ended: false });
         request
@@ -118,9 +162,18 @@ impl Rig {
 
     /// Removes a request, and a job of it that failed.
     pub(crate) fn give_up(&mut self, job: JobId, request: RequestId) {
-        self.gmg.apply(Intent::Retire { job }).unwrap();
-        self.gmg.apply(Intent::RetireRequest { request }).unwrap();
+        self.apply(Intent::Retire { job });
+        self.apply(Intent::RetireRequest { request });
         self.leave(request);
+    }
+
+    /// As [`give_up`](Self::give_up), of a job with several requests.
+    pub(crate) fn give_up_all(&mut self, job: JobId, requests: &[RequestId]) {
+        self.apply(Intent::Retire { job });
+        for &request in requests {
+            self.apply(Intent::RetireRequest { request });
+            self.leave(request);
+        }
     }
 
     /// Forgets a request that has ended.
@@ -169,6 +222,7 @@ impl Rig {
         let plan = Plan { actions: [action].into_iter().collect(), ..Plan::nothing(self.gmg.version()) };
         let accepted = self.gmg.accept(plan);
         assert!(accepted.dropped.is_empty(), "{:?}", accepted.dropped);
+        self.log.extend(accepted.applied.iter().map(|applied| applied.delta.clone()));
         for command in &accepted.commands {
             self.world.enqueue(command, self.gmg.view()).unwrap();
         }
@@ -201,6 +255,28 @@ impl Rig {
         self.requests.get_mut(&request).unwrap().computed = 0;
     }
 
+    /// Keeps a copy of the keys and values of a request.
+    pub(crate) fn keep(&mut self, request: RequestId) {
+        let model = self.models[self.requests[&request].tenant];
+        self.world.keep_kv(request, model, self.gmg.view()).unwrap();
+    }
+
+    /// Goes on with a request from what was kept of it, after its sequence was freed.
+    pub(crate) fn restore(&mut self, request: RequestId) {
+        let kept = self.world.kept_tokens(request);
+        // One that has not computed its last known token can not go on behind it.
+        let progress = self.requests.get_mut(&request).unwrap();
+        let known = progress.prompt + self.world.tokens(request).len() as u32;
+        progress.computed = kept.min(known - 1);
+        self.world.restore_kv(request).unwrap();
+    }
+
+    /// Goes on with a request whose first `tokens` tokens were computed in another world.
+    pub(crate) fn adopt(&mut self, request: RequestId, arrived: ArrivedKv, tokens: u32) {
+        self.world.adopt_kv(request, arrived).unwrap();
+        self.requests.get_mut(&request).unwrap().computed = tokens;
+    }
+
     /// Waits for events and applies them to the graph, which must expect them.
     pub(crate) fn events(&mut self) -> Vec<Event> {
         let mut events = Vec::new();
@@ -210,7 +286,7 @@ impl Rig {
         }
         assert!(!events.is_empty(), "nothing happened within 20 s");
         for event in &events {
-            let applied = self.gmg.apply(event.clone()).unwrap();
+            let applied = self.apply(event.clone());
             assert!(!matches!(applied.effect, Effect::Diverged(_)), "{event:?}: {:?}", applied.effect);
             if let Event::Finished { job, ended, .. } = event {
                 self.finished(*job);
@@ -230,7 +306,7 @@ impl Rig {
             for row in live.spec.rows.clone() {
                 self.requests.get_mut(&row.request).unwrap().computed = row.position + row.tokens;
             }
-            self.gmg.apply(Intent::Retire { job }).unwrap();
+            self.apply(Intent::Retire { job });
         }
     }
 

@@ -6,13 +6,11 @@
 
 use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps};
 
-use super::PANEL;
 use super::tile::Tile;
+use super::{PANEL, STEP as ROWS};
 
 /// Floats of a register.
 const LANES: usize = 16;
-/// Rows that are computed together.
-const ROWS: usize = 6;
 
 /// True if the processor has the instructions.
 pub(super) fn is_available() -> bool {

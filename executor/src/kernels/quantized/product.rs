@@ -1,9 +1,11 @@
 //! The product itself: the same operations for every output, however many are computed together.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use super::rows::{PLACE, QuantRows};
 use super::{BLOCK, COLUMNS, Output, QuantFormat, QuantMatrix, halves};
+use crate::kernels::parts::{Parts, WORK};
 
 /// Rows whose rounded activations are held at a time: they stay in the second-level cache.
 const ROWS: usize = 256;
@@ -16,8 +18,14 @@ thread_local! {
 /// The product of `x[rows, k]` and the transpose of `weights[n, k]`, into `y[rows, n]`; the caller
 /// has checked the lengths, and there are rows and outputs. About `rows n k / 32` vector
 /// instructions where the processor multiplies 16-bit integers by pairs.
-pub(in crate::kernels) fn multiply_quantized(x: &[f32], weights: QuantMatrix<'_>, output: Output, y: &mut [f32]) {
-    multiply(x, weights, output, y, Version::best());
+pub(in crate::kernels) fn multiply_quantized(
+    x: &[f32],
+    weights: QuantMatrix<'_>,
+    output: Output,
+    y: &mut [f32],
+    parts: &mut Parts<'_>,
+) {
+    multiply(x, weights, output, y, Version::best(), parts);
 }
 
 /// How a product is computed; the bits are the same.
@@ -38,7 +46,14 @@ impl Version {
     }
 }
 
-fn multiply(x: &[f32], weights: QuantMatrix<'_>, output: Output, y: &mut [f32], version: Version) {
+fn multiply(
+    x: &[f32],
+    weights: QuantMatrix<'_>,
+    output: Output,
+    y: &mut [f32],
+    version: Version,
+    parts: &mut Parts<'_>,
+) {
     let (n, k) = (weights.n, weights.k);
     if k == 0 {
         if output == Output::Overwrite {
@@ -46,21 +61,42 @@ fn multiply(x: &[f32], weights: QuantMatrix<'_>, output: Output, y: &mut [f32], 
         }
         return;
     }
+    let panels = weights.panels();
+    let mut begun = 0;
     ROUNDED.with_borrow_mut(|rounded| {
         for (x, y) in x.chunks(ROWS * k).zip(y.chunks_mut(ROWS * n)) {
+            let together = panels_of_a_part(y.len() / n, k);
+            let first = begun;
+            begun += panels.div_ceil(together);
+            if begun <= parts.first() {
+                continue;
+            }
             rounded.fill(x);
-            match version {
-                Version::Portable => portable(rounded, weights, output, y),
-                #[cfg(target_arch = "x86_64")]
-                Version::Vnni => super::vnni::multiply(rounded, weights, output, y),
+            for part in first.max(parts.first())..begun {
+                if parts.stop_before(part) {
+                    return;
+                }
+                let start = (part - first) * together;
+                let some = start..panels.min(start + together);
+                match version {
+                    Version::Portable => portable(rounded, weights, some, output, y),
+                    #[cfg(target_arch = "x86_64")]
+                    Version::Vnni => super::vnni::multiply(rounded, weights, some, output, y),
+                }
             }
         }
     });
 }
 
-fn portable(x: &QuantRows, weights: QuantMatrix<'_>, output: Output, y: &mut [f32]) {
+/// Panels that make a part of a product of so many rows: whole groups of those that a lone row takes together.
+fn panels_of_a_part(rows: usize, k: usize) -> usize {
+    let panels = (WORK / (rows * COLUMNS * k)).clamp(1, 256);
+    if rows == 1 { panels.next_multiple_of(4) } else { panels }
+}
+
+fn portable(x: &QuantRows, weights: QuantMatrix<'_>, panels: Range<usize>, output: Output, y: &mut [f32]) {
     let (blocks, format) = (weights.blocks(), weights.format);
-    for panel in 0..weights.panels() {
+    for panel in panels {
         let first = panel * COLUMNS;
         let width = COLUMNS.min(weights.n - first);
         let panel = weights.panel(panel);
@@ -176,8 +212,8 @@ mod tests {
             let x: Vec<f32> = (0..rows * k).map(|at| number(!seed, at) * 5.0).collect();
             let output = if add { Output::Accumulate } else { Output::Overwrite };
             let (mut best, mut plain) = (vec![0.5; rows * n], vec![0.5; rows * n]);
-            multiply(&x, weights, output, &mut best, Version::best());
-            multiply(&x, weights, output, &mut plain, Version::Portable);
+            multiply(&x, weights, output, &mut best, Version::best(), &mut Parts::all());
+            multiply(&x, weights, output, &mut plain, Version::Portable, &mut Parts::all());
             prop_assert!(best.iter().zip(&plain).all(|(a, b)| a.to_bits() == b.to_bits()));
         }
 

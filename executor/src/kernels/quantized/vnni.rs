@@ -5,6 +5,7 @@ use std::arch::x86_64::{
     _mm512_dpwssd_epi32, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_setzero_ps, _mm512_setzero_si512, _mm512_srli_epi16, _mm512_storeu_ps,
 };
+use std::ops::Range;
 
 use super::product::store;
 use super::rows::QuantRows;
@@ -17,14 +18,14 @@ pub(super) fn is_available() -> bool {
         && std::arch::is_x86_feature_detected!("avx512vnni")
 }
 
-/// The product of rounded rows with all panels, into `y[rows, n]`. The processor must have the
+/// The product of rounded rows with some panels, into `y[rows, n]`. The processor must have the
 /// instructions.
-pub(super) fn multiply(x: &QuantRows, weights: QuantMatrix<'_>, output: Output, y: &mut [f32]) {
+pub(super) fn multiply(x: &QuantRows, weights: QuantMatrix<'_>, panels: Range<usize>, output: Output, y: &mut [f32]) {
     debug_assert!(is_available());
     match weights.format {
-        QuantFormat::Q8_0 => sweep::<Q8>(x, weights, output, y),
-        QuantFormat::Q4_0 => sweep::<Q4>(x, weights, output, y),
-        QuantFormat::Q4_1 => sweep::<Q4Minimum>(x, weights, output, y),
+        QuantFormat::Q8_0 => sweep::<Q8>(x, weights, panels, output, y),
+        QuantFormat::Q4_0 => sweep::<Q4>(x, weights, panels, output, y),
+        QuantFormat::Q4_1 => sweep::<Q4Minimum>(x, weights, panels, output, y),
     }
 }
 
@@ -59,23 +60,23 @@ impl Format for Q4Minimum {
 
 /// Panels are read once, in order of address. A lone row is multiplied with four of them at a time,
 /// to have enough independent sums; more rows share one panel.
-fn sweep<F: Format>(x: &QuantRows, weights: QuantMatrix<'_>, output: Output, y: &mut [f32]) {
-    let (panels, n) = (weights.panels(), weights.n);
+fn sweep<F: Format>(x: &QuantRows, weights: QuantMatrix<'_>, panels: Range<usize>, output: Output, y: &mut [f32]) {
+    let n = weights.n;
     let mut target = Target { y, n, output };
     if target.y.len() == n {
-        let fours = panels / 4;
+        let fours = panels.len() / 4;
         for four in 0..fours {
-            let first = 4 * four;
+            let first = panels.start + 4 * four;
             let four = [0, 1, 2, 3].map(|i| weights.panel(first + i));
             tile::<F, 1, 4>(x, 0, four, weights.blocks(), &mut target, first);
         }
-        for panel in 4 * fours..panels {
+        for panel in panels.start + 4 * fours..panels.end {
             tile::<F, 1, 1>(x, 0, [weights.panel(panel)], weights.blocks(), &mut target, panel);
         }
         return;
     }
     let rows = target.y.len() / n;
-    for index in 0..panels {
+    for index in panels {
         let panel = [weights.panel(index)];
         let mut row = 0;
         while row < rows {

@@ -6,7 +6,9 @@ use slicescheduler_gmg::semantics::OpKind;
 
 use super::{BoundKernel, Call, Site, columns, start_from};
 use crate::error::Result;
-use crate::kernels::{Output, add_bias, gelu, layer_norm, matmul, mean_pool, normalize_rows, self_attention, tanh};
+use crate::kernels::{
+    Output, add_bias, gelu, layer_norm, matmul_in_parts, mean_pool, normalize_rows, self_attention, tanh,
+};
 
 /// The operator at `site`, if encoders have its kind.
 pub(super) fn bind(site: &Site<'_>) -> Result<Option<Arc<dyn BoundKernel>>> {
@@ -55,14 +57,16 @@ struct Linear;
 impl BoundKernel for Linear {
     fn run(&self, call: &mut Call<'_>) -> Result<()> {
         let (x, weights, y) = (call.input(0)?, call.matrix(1)?, call.output::<f32>(0)?);
-        if call.inputs() > 3 {
-            start_from("linear", call.input(3)?, y)?;
-        } else {
-            y.fill(0.0);
+        if call.parts().first() == 0 {
+            if call.inputs() > 3 {
+                start_from("linear", call.input(3)?, y)?;
+            } else {
+                y.fill(0.0);
+            }
+            add_bias(y, call.vector(2)?)?;
         }
-        add_bias(y, call.vector(2)?)?;
         let rows = y.len() / weights.n().max(1);
-        matmul(x, rows, weights, Output::Accumulate, y)
+        matmul_in_parts(x, rows, weights, Output::Accumulate, y, call.parts())
     }
 }
 
