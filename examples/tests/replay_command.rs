@@ -299,6 +299,20 @@ fn traces_are_found_beside_the_scenario_or_in_the_data_folder() {
 }
 
 #[test]
+fn a_mixture_of_experts_runs_on_real_kernels_with_equal_answers() {
+    let scenario = include_str!("../../slicescheduler/src/scenario/cpu.toml");
+    let path = folder("mixture").join("scenario.toml");
+    fs::write(&path, scenario.replace("model = \"tiny\"", "model = \"tiny-moe\"")).unwrap();
+    let path = path.to_str().unwrap();
+    let arguments = ["--scenario", path, "--device", "cpu", "--duration", "2s", "--policy", "static,slice-fill"];
+    let summary = summary(&arguments);
+    let policies = summary["policies"].as_array().unwrap();
+    let [alone, filled] = policies.as_slice() else { panic!("two policies") };
+    assert!(alone["answers_compared"].as_u64().unwrap() > 0, "{alone}");
+    assert_eq!(alone["tokens_hash"], filled["tokens_hash"]);
+}
+
+#[test]
 fn real_kernels_give_the_same_answers_under_every_policy() {
     let summary = summary(&["--device", "cpu", "--duration", "3s", "--policy", "static,slice-fill"]);
     assert_eq!(summary["measured"], true);

@@ -259,7 +259,7 @@ impl Builder {
         let learned = Learned::new(Arc::new(Roofline::default()));
         let what_if = Timeline::of(gmg.view(), Arc::new(learned.clone()), Horizon(HORIZON));
         let waker = world.waker();
-        let options = DriverOptions::default();
+        let options = DriverOptions { forecasts_memory: true, ..DriverOptions::default() };
         let driver = Driver::new(gmg, batching, self.policy, Box::new(what_if), wrap(world), options)?;
         let mut service = Service::new(driver, clock, self.observer, waker, self.max_requests, learned);
         service.prefetch(prefetch)?;

@@ -55,6 +55,9 @@ pub struct DriverOptions {
     pub stopwatch: Option<Arc<dyn Clock>>,
     /// True if the world can have KV blocks in the part of a device for weights, and move what they hold.
     pub shares_slots: bool,
+    /// Forecasts the memory of devices before each action is carried out, so that
+    /// [`MeasuredWhatIf::peak`] can be held against what was used. It costs a question each.
+    pub forecasts_memory: bool,
     /// Which requests are taken in.
     pub admission: Admission,
     /// How many decisions and requests to remember for [`Driver::explain`]; nothing is if absent.
@@ -67,6 +70,7 @@ impl Default for DriverOptions {
             budget: Budget::evaluations(64),
             stopwatch: None,
             shares_slots: false,
+            forecasts_memory: false,
             admission: Admission::default(),
             explain: None,
         }
@@ -96,6 +100,7 @@ pub struct Driver<W> {
     budget: Budget,
     stopwatch: Option<Arc<dyn Clock>>,
     shares_slots: bool,
+    forecasts_memory: bool,
     admission: Admission,
     log: Option<DecisionLog>,
     /// By tenant: the devices of its container.
@@ -153,6 +158,7 @@ impl<W: World> Driver<W> {
             budget: options.budget,
             stopwatch: options.stopwatch,
             shares_slots: options.shares_slots,
+            forecasts_memory: options.forecasts_memory,
             admission: options.admission,
             log: options.explain.map(DecisionLog::new),
             decisions: DecisionTimes::default(),

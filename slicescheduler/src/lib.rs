@@ -36,7 +36,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`builder`] | what a scheduler is made of: devices, tenants, models, policy, clock, threads |
-//! | [`model`] | what a host implements to bring a model; decoders of the Llama family, encoders of the BERT family |
+//! | [`model`] | what a host implements to bring a model; decoders of the Llama family, mixtures of experts, encoders of the BERT family |
 //! | [`serve`] | requests in, tokens and vectors out |
 //! | `text` | texts to tokens and back (feature `tokenizers`) |
 //! | [`learned`] | how long operators take here, learned from what runs; predictions beside measurements |
@@ -77,7 +77,7 @@ pub use builder::{BuildError, Builder};
 pub use driver::RequestError;
 pub use executor::kernels::Sampling;
 pub use gmg::tenant::Tenant;
-pub use model::{Bert, Llama, Model, ModelError, ModelKind};
+pub use model::{Bert, Llama, MixtureOfExperts, Model, ModelError, ModelKind};
 pub use serve::{
     Answer, Embedding, PendingEmbedding, Request, ServeError, SliceScheduler, SystemClock, Token, TokenStream,
 };

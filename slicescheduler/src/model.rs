@@ -4,6 +4,7 @@ mod bert;
 #[cfg(feature = "safetensors")]
 mod folder;
 mod llama;
+mod mixture;
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use slicescheduler_gmg::units::Bytes;
 
 pub use bert::Bert;
 pub use llama::Llama;
+pub use mixture::MixtureOfExperts;
 pub use slicescheduler_executor::model::ModelKind;
 
 /// A model that a tenant serves: its operators, its sizes, and its kernels and weights on a backend.
@@ -70,8 +72,8 @@ pub trait Model: Debug + Send + Sync {
     fn name(&self) -> &str;
 
     /// The operators of one iteration. They also say what the model [is](ModelKind): what
-    /// [`dense`](slicescheduler_gmg::templates::dense) gives is a decoder, what
-    /// [`encoder`](slicescheduler_gmg::templates::encoder) gives an encoder.
+    /// [`dense`](slicescheduler_gmg::templates::dense) and [`moe`](slicescheduler_gmg::templates::moe) give are
+    /// decoders, what [`encoder`](slicescheduler_gmg::templates::encoder) gives is an encoder.
     ///
     /// # Errors
     /// When the model's figures do not make a graph.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use slicescheduler_executor::model::CpuModel;
 use slicescheduler_gmg::cluster::{Cluster, ClusterError, DeviceSpec};
 use slicescheduler_gmg::graph::GraphError;
 use slicescheduler_gmg::id::ModelId;
@@ -125,8 +126,12 @@ fn share(bytes: Bytes, share: f64) -> Bytes {
 fn member(scenario: &Scenario, tenant: &crate::scenario::Tenant) -> Result<Member, SetupError> {
     let template =
         tenant.model.template().map_err(|source| SetupError::Template { tenant: tenant.name.clone(), source })?;
-    let model =
+    let mut model =
         Model::new(tenant.model.name(), Arc::new(template)).kv_bytes_per_token(tenant.model.kv_bytes_per_token());
+    if scenario.cluster.nodes.iter().all(|node| node.kind == DeviceKind::Cpu) {
+        // Packed weights are padded. What has no kernels there is only simulated, with the weights that it has.
+        model.weights = CpuModel::slot_bytes_for(&model.template).unwrap_or(model.weights);
+    }
     let window = match tenant.workload {
         Workload::Backlog { window, .. } => window,
         _ => u32::MAX,

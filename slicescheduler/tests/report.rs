@@ -45,6 +45,7 @@ fn policy(name: &str, factor: f64) -> PolicySummary {
         busy_share: 0.412,
         idle_slice_recovery: 0.873,
         peak_memory_gib: 71.2,
+        forecast_peak_memory_gib: None,
         recalls: 5_120,
         decisions: 123_456,
         decision_us: DecisionFigures { p50: 1.25, p99: 17.5, mean: 2.0 },

@@ -15,7 +15,7 @@ use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use slicescheduler::replay::{Progress, ReplayOptions, replay, replay_on_cpu};
 use slicescheduler::report::{RunRecord, Summary, html, perfetto, table};
-use slicescheduler::scenario::Scenario;
+use slicescheduler::scenario::{DeviceKind, Scenario, Tenant};
 use slicescheduler_examples::{Failure, Stopwatch, conclude};
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
@@ -82,8 +82,10 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             replay(&scenario, &name, &options, &mut progress)?
         }
         Device::Cpu => {
-            if arguments.scenario.is_some() {
-                eprintln!("note: every model is replaced by the tiny decoder, every device by a lane of this machine");
+            let tiny = |tenant: &Tenant| matches!(tenant.model.name().as_ref(), "tiny" | "tiny-moe");
+            let at_home = scenario.cluster.nodes.iter().all(|node| node.kind == DeviceKind::Cpu);
+            if !at_home || !scenario.tenants.iter().all(tiny) {
+                eprintln!("note: every model is replaced by a tiny decoder, every device by a lane of this machine");
             }
             replay_on_cpu(&scenario, &name, &clock, &mut progress)?
         }

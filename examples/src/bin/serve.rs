@@ -93,8 +93,12 @@ fn under_load(arguments: &Arguments, served: &[Served], policy: PolicyName) -> R
     drop(slices);
     let mut text = format!("{outcome}{watch}{}\n", status.predictions);
     for device in &status.devices {
-        let (peak, weights, usable) = (device.peak, device.weights, device.usable);
-        writeln!(text, "device {}: at most {peak} of {usable} in use, {weights} of it weights", device.name)?;
+        let (peak, forecast, weights, usable) = (device.peak, device.forecast_peak, device.weights, device.usable);
+        writeln!(
+            text,
+            "device {}: at most {peak} of {usable} in use, forecast {forecast}; {weights} of it weights",
+            device.name
+        )?;
     }
     Ok((text, outcome))
 }

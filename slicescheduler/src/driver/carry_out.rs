@@ -60,6 +60,9 @@ impl<W: World> Driver<W> {
     }
 
     fn accept(&mut self, plan: Plan, observer: &mut dyn Observer) -> Result<(), DriverError> {
+        if self.forecasts_memory {
+            self.what_if.forecast_memory(self.now, &plan.actions);
+        }
         let accepted = self.gmg.accept(plan);
         for applied in &accepted.applied {
             self.follow(applied)?;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use slicescheduler_gmg::id::Version;
-use slicescheduler_gmg::plan::{Clock, Forecast, Question, WhatIf, WhatIfError};
-use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::id::{DeviceId, Version};
+use slicescheduler_gmg::plan::{Action, Clock, Forecast, Question, WhatIf, WhatIfError};
+use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_gmg::{Applied, View};
 
 /// Buckets per power of two: quantiles are within 1/16 of the true value.
@@ -84,11 +84,17 @@ pub struct MeasuredWhatIf {
     operators: u64,
     entries: u64,
     time: Nanos,
+    /// By device: the most bytes that were forecast of what was then done.
+    peaks: Vec<Bytes>,
+    /// Room for answers.
+    answer: Forecast,
 }
 
 impl MeasuredWhatIf {
     pub(crate) fn new(inner: Box<dyn WhatIf + Send>, stopwatch: Option<Arc<dyn Clock>>) -> Self {
-        Self { inner, stopwatch, questions: 0, operators: 0, entries: 0, time: Nanos::ZERO }
+        let (questions, operators, entries, time) = (0, 0, 0, Nanos::ZERO);
+        let (peaks, answer) = (Vec::new(), Forecast::default());
+        Self { inner, stopwatch, questions, operators, entries, time, peaks, answer }
     }
 
     /// Questions asked.
@@ -104,6 +110,28 @@ impl MeasuredWhatIf {
     /// Lane entries that the answers covered; an undisturbed iteration counts once.
     pub fn entries(&self) -> u64 {
         self.entries
+    }
+
+    /// The most bytes in use on a device at one time, as forecast before each action that was carried out; none if that
+    /// was not [asked for](crate::driver::DriverOptions::forecasts_memory).
+    pub fn peak(&self, device: DeviceId) -> Option<Bytes> {
+        self.peaks.get(device.index()).copied()
+    }
+
+    /// Forecasts what memory devices will use with `actions`. Not one of the questions that are counted. Of actions that
+    /// make no future nothing is forecast: the graph will refuse them too.
+    pub(crate) fn forecast_memory(&mut self, now: Nanos, actions: &[Action]) {
+        let question = Question { actions, continuations: &mut [], horizon: Nanos::MAX };
+        if self.inner.what_if(now, question, &mut self.answer).is_err() {
+            return;
+        }
+        for forecast in &self.answer.memory {
+            let device = forecast.device.index();
+            if self.peaks.len() <= device {
+                self.peaks.resize(device + 1, Bytes::ZERO);
+            }
+            self.peaks[device] = self.peaks[device].max(forecast.peak);
+        }
     }
 
     /// Time spent on answers, if it was measured.

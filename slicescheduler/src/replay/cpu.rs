@@ -1,6 +1,7 @@
 //! The same replay on the lanes of this machine, with real kernels.
 //!
-//! Every tenant gets the seeded tiny decoder in place of its model, and every device becomes a lane.
+//! Every tenant gets a seeded tiny decoder in place of its model, a mixture of experts in place of one, and every
+//! device becomes a lane.
 //! Prompts are random tokens, keyed by the tenant and the number of the request, so a request has
 //! the same prompt under every policy, and must have the same answer.
 
@@ -12,7 +13,7 @@ use slicescheduler_executor::lane::StdThreads;
 use slicescheduler_executor::model::{CpuModel, SeededWeights};
 use slicescheduler_gmg::id::{RequestId, TenantId};
 use slicescheduler_gmg::plan::{Clock, Command, Event, World, WorldError};
-use slicescheduler_gmg::templates::DenseSpec;
+use slicescheduler_gmg::templates::{DenseSpec, MoeSpec};
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
 use slicescheduler_simulator::cost::Roofline;
@@ -84,12 +85,15 @@ fn for_cpu(scenario: &Scenario) -> Scenario {
         node.kind = DeviceKind::Cpu;
         (node.nvlink, node.pcie, node.host_memory) = (LinkOverride::default(), LinkOverride::default(), None);
     }
-    let tiny = ModelSpec::from(DenseSpec::tiny());
     for tenant in &mut scenario.tenants {
+        let tiny = match tenant.model {
+            ModelSpec::Dense(_) => ModelSpec::from(DenseSpec::tiny()),
+            ModelSpec::Moe(_) => ModelSpec::from(MoeSpec::tiny()),
+        };
         if tenant.model == tiny {
             continue;
         }
-        tenant.model = tiny.clone();
+        tenant.model = tiny;
         scenario.engine.token_budget = scenario.engine.token_budget.min(TOKEN_BUDGET);
         scenario.engine.max_sequences = scenario.engine.max_sequences.min(TOKEN_BUDGET / 2);
         match &mut tenant.workload {
@@ -155,9 +159,14 @@ impl CpuReplay {
         let view = setup.gmg.view();
         let mut models = Vec::new();
         for (tenant, &id) in scenario.tenants.iter().zip(&setup.models) {
-            let Some((model, spec)) = view.model(id).zip(tenant.model.dense()) else { continue };
+            let Some(model) = view.model(id) else { continue };
             let weights = SeededWeights::new(Seed(scenario.seed).derive(u64::from(id.0)).0);
-            models.push((id, CpuModel::decoder(spec, model.template.clone(), &weights)?));
+            let template = model.template.clone();
+            let model = match &tenant.model {
+                ModelSpec::Dense(spec) => CpuModel::decoder(spec, template, &weights)?,
+                ModelSpec::Moe(spec) => CpuModel::mixture_of_experts(spec, template, &weights)?,
+            };
+            models.push((id, model));
         }
         let world = CpuWorld::new(view, models, clock, &StdThreads, CpuWorldOptions::default())?;
         Ok(Self {

@@ -183,6 +183,7 @@ impl Recorder {
         let view = driver.gmg().view();
         let peaks = view.cluster().devices().iter().filter_map(|device| Some(view.memory(device.id)?.ledger().peak()));
         let (decisions, forecasts) = (driver.decisions(), driver.forecasts());
+        let forecast = view.cluster().devices().iter().filter_map(|device| forecasts.peak(device.id));
         let micros = |time: Nanos| time.get() as f64 / 1e3;
         let per_ms = |amount: u64| share(Nanos(amount), forecasts.time()) * 1e6;
         let tenants: Vec<TenantSummary> =
@@ -204,6 +205,7 @@ impl Recorder {
             memory_violations: counters.memory_violations,
             busy_share: share(self.busy, device_time),
             idle_slice_recovery: share(self.guest_busy, device_time - self.owner_busy),
+            forecast_peak_memory_gib: forecast.max().map(|peak| peak.as_gib_f64()),
             peak_memory_gib: peaks.max().unwrap_or_default().as_gib_f64(),
             recalls: counters.recalls,
             decisions: decisions.decisions(),

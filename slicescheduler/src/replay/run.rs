@@ -148,7 +148,8 @@ pub struct Run {
     pub stopwatch: Option<Arc<dyn Clock>>,
     /// True if the world can have KV blocks in the part of a device for weights.
     pub shares_slots: bool,
-    /// Learns from the run; its predictions become figures. Forecasts go by it if it is their cost model.
+    /// Learns from the run; its predictions become figures, and so do forecasts of memory. Forecasts go by it if it is
+    /// their cost model.
     pub learned: Option<Learned>,
 }
 
@@ -171,8 +172,12 @@ pub fn run_policy<W: ReplayWorld>(
     let ForecastOptions { cost, horizon } = how.forecast.clone();
     let what_if = Timeline::of(setup.gmg.view(), cost, Horizon(horizon));
     let what_if = what_if.launched_window(how.launched_window);
-    let options =
-        DriverOptions { stopwatch: stopwatch.clone(), shares_slots: how.shares_slots, ..DriverOptions::default() };
+    let options = DriverOptions {
+        stopwatch: stopwatch.clone(),
+        shares_slots: how.shares_slots,
+        forecasts_memory: how.learned.is_some(),
+        ..DriverOptions::default()
+    };
     let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options)?;
     driver.prefetch(setup.prefetch, &mut recorder)?;
     let mut feed = Feed::new(scenario)?;

@@ -56,6 +56,7 @@ pub(super) const OF_POLICY: &[Figure<PolicySummary>] = &[
     Figure::plain("device busy share", |p| share(p.busy_share)),
     Figure::plain("idle-slice recovery", |p| share(p.idle_slice_recovery)),
     Figure::plain("peak memory, GiB", |p| count(p.peak_memory_gib)),
+    Figure::optional("forecast of it, GiB", |p| p.forecast_peak_memory_gib.and_then(count)),
     Figure::plain("memory violations", |p| whole(p.memory_violations)),
     Figure::plain("recalls", |p| whole(p.recalls)),
     Figure::plain("decisions", |p| whole(p.decisions)),

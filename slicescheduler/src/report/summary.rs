@@ -56,6 +56,9 @@ pub struct PolicySummary {
     pub idle_slice_recovery: f64,
     /// The most bytes in use on any device, in GiB.
     pub peak_memory_gib: f64,
+    /// The most bytes that were forecast for any device before each action, in GiB, for worlds that run in real time.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub forecast_peak_memory_gib: Option<f64>,
     /// Jobs that were cut at an operator boundary.
     pub recalls: u64,
     /// Decisions taken.

@@ -76,9 +76,10 @@ pub const MODELS: &[&str] = &[
     "qwen3-30b-a3b",
     "smollm2-135m",
     "tiny",
+    "tiny-moe",
 ];
 
-/// The dimensions of a published model, or of `tiny`, the seeded random decoder that needs no
+/// The dimensions of a published model, or of `tiny` and `tiny-moe`, the seeded random decoders that need no
 /// download.
 pub fn named_model(name: &str) -> Option<ModelSpec> {
     Some(match name {
@@ -92,6 +93,7 @@ pub fn named_model(name: &str) -> Option<ModelSpec> {
         "qwen3-30b-a3b" => MoeSpec::qwen3_30b_a3b().into(),
         "smollm2-135m" => DenseSpec::smollm2_135m().into(),
         "tiny" => DenseSpec::tiny().into(),
+        "tiny-moe" => MoeSpec::tiny().into(),
         _ => return None,
     })
 }

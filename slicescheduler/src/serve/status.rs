@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::DeviceId;
 use slicescheduler_gmg::memory::ByteKind;
 use slicescheduler_gmg::plan::World;
 use slicescheduler_gmg::units::{Bytes, Nanos};
-use slicescheduler_gmg::{Gmg, GmgView};
 use slicescheduler_scheduler::batching::ReplicaState;
 
 use crate::driver::{Counters, Driver};
@@ -58,6 +58,9 @@ pub struct DeviceStatus {
     pub activations: Bytes,
     /// The most bytes that were ever in use at one time.
     pub peak: Bytes,
+    /// The most that was forecast before each action. Never below [`peak`](Self::peak), and equal to it where sequences
+    /// and jobs leave in the order that was forecast.
+    pub forecast_peak: Bytes,
     /// What may be used.
     pub usable: Bytes,
 }
@@ -71,15 +74,15 @@ impl Status {
             running: batcher.replicas().iter().map(ReplicaState::running).map(<[_]>::len).sum(),
         });
         let count = view.cluster().devices().len() as u32;
-        let devices = (0..count).map(DeviceId).filter_map(|device| DeviceStatus::of(driver.gmg(), device));
+        let devices = (0..count).map(DeviceId).filter_map(|device| DeviceStatus::of(driver, device));
         let (tenants, devices) = (tenants.collect(), devices.collect());
         Self { now, under_way, tenants, devices, counters: driver.counters(), predictions }
     }
 }
 
 impl DeviceStatus {
-    fn of(gmg: &Gmg, device: DeviceId) -> Option<Self> {
-        let view = gmg.view();
+    fn of<W: World>(driver: &Driver<W>, device: DeviceId) -> Option<Self> {
+        let view = driver.gmg().view();
         let memory = view.memory(device)?;
         let ledger = memory.ledger();
         Some(Self {
@@ -89,6 +92,8 @@ impl DeviceStatus {
             kv: ledger.of(ByteKind::Kv),
             activations: ledger.of(ByteKind::Activations),
             peak: ledger.peak(),
+            // Before anything was forecast there is what the set-up put there.
+            forecast_peak: driver.forecasts().peak(device).unwrap_or(ledger.peak()),
             usable: memory.layout().usable,
         })
     }

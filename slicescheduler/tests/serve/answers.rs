@@ -15,7 +15,9 @@ use slicescheduler::gmg::plan::{Command, Event, Observer};
 use slicescheduler::gmg::units::{Bytes, Nanos};
 use slicescheduler::scheduler::batching::BatchOptions;
 use slicescheduler::scheduler::{IdlePriority, StaticContainers};
-use slicescheduler::{Builder, Llama, Request, Sampling, ServeError, SliceScheduler, Tenant, TokenStream};
+use slicescheduler::{
+    Builder, Llama, MixtureOfExperts, Request, Sampling, ServeError, SliceScheduler, Tenant, TokenStream,
+};
 
 use crate::rig::{TENANTS, alone, collect, prompt, two_tenants};
 
@@ -46,6 +48,25 @@ fn at_once(slices: &SliceScheduler) -> Vec<Vec<u32>> {
     })
 }
 
+/// Its experts are chosen by the tokens of whole batches; which ones those are depends on the policy.
+#[test]
+fn a_mixture_of_experts_answers_alike_sliced_and_unsliced() {
+    let answers = |policy: fn(Builder) -> Builder| {
+        let builder = two_tenants().tenant(Tenant::best_effort("mixture"), MixtureOfExperts::tiny(3)).devices(3);
+        let slices = policy(builder).build().unwrap();
+        let submit = |n: u32| {
+            let tenant = if n.is_multiple_of(4) { "chat" } else { "mixture" };
+            slices.submit(tenant, Request::prompt_tokens(&prompt(n, 1 + (n * 17) % 60)).max_tokens(1 + n % 20)).unwrap()
+        };
+        let answers: Vec<_> = (0..24).map(submit).collect();
+        answers.into_iter().map(collect).collect::<Vec<_>>()
+    };
+    let alone = answers(|builder| builder.policy(StaticContainers::default()));
+    assert!(alone.iter().all(|(tokens, error)| !tokens.is_empty() && error.is_none()));
+    assert_eq!(answers(|builder| builder), alone);
+    assert_eq!(answers(|builder| builder.policy(IdlePriority::default())), alone);
+}
+
 #[test]
 fn answers_at_once_equal_those_one_at_a_time_under_every_policy() {
     let expected = expected();
@@ -58,6 +79,25 @@ fn answers_at_once_equal_those_one_at_a_time_under_every_policy() {
     for policy in builders {
         assert_eq!(at_once(&policy(two_tenants()).build().unwrap()), expected);
         assert_eq!(at_once(&policy(two_tenants()).build_stepped().unwrap()), expected);
+    }
+}
+
+/// One at a time, requests leave in the order that was forecast; at once, and with guests that are recalled, in any.
+#[test]
+fn forecasts_of_memory_are_never_below_what_is_used_and_equal_it_in_their_own_order() {
+    let slices = two_tenants().policy(StaticContainers::default()).build_stepped().unwrap();
+    for (tenant, prompt, max) in requests() {
+        let answer = slices.submit(tenant, Request::prompt_tokens(&prompt).max_tokens(max)).unwrap();
+        assert_eq!(collect(answer).0.len(), max as usize);
+    }
+    for device in slices.status().unwrap().devices {
+        assert!(device.peak > device.weights);
+        assert_eq!(device.forecast_peak, device.peak, "{}", device.name);
+    }
+    let slices = two_tenants().build().unwrap();
+    at_once(&slices);
+    for device in slices.status().unwrap().devices {
+        assert!(device.forecast_peak >= device.peak, "{device:?}");
     }
 }
 

@@ -12,7 +12,7 @@ use slicescheduler::scheduler::{IdlePriority, SliceFill, SliceFillOptions, Stati
 #[command(version, about)]
 pub(crate) struct Arguments {
     /// A tenant and its model: NAME=MODEL or NAME=MODEL,best-effort. A model is `smollm2` or `minilm` (see
-    /// --models), `tiny` (random, no download), or a path to a .gguf file or to the folder of an encoder. Give it
+    /// --models), `tiny` or `tiny-moe` (random, no download), or a path to a .gguf file or to the folder of an encoder. Give it
     /// once per tenant; each gets a device.
     #[arg(long = "tenant", value_name = "NAME=MODEL", required = true, value_parser = wish)]
     pub(crate) tenants: Vec<Wish>,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use slicescheduler::gmg::units::Nanos;
 use slicescheduler::text::{Message, Tokenizer};
-use slicescheduler::{Bert, Llama, Model, Tenant};
+use slicescheduler::{Bert, Llama, MixtureOfExperts, Model, Tenant};
 
 use super::arguments::Wish;
 use crate::Failure;
@@ -18,6 +18,7 @@ const TPOT: Nanos = Nanos::ms(100);
 /// Where a model comes from.
 enum Source {
     Tiny,
+    TinyMixture,
     Decoder(PathBuf),
     Encoder(PathBuf),
 }
@@ -26,7 +27,7 @@ pub(crate) struct Served {
     pub(crate) name: String,
     pub(crate) model_name: String,
     pub(crate) best_effort: bool,
-    /// Only the tiny model has none.
+    /// Only the tiny models have none.
     pub(crate) tokenizer: Option<Tokenizer>,
     source: Source,
 }
@@ -35,13 +36,14 @@ impl Served {
     pub(crate) fn load(wish: &Wish, models: &Path) -> Result<Self, Failure> {
         let source = match wish.model.as_str() {
             "tiny" => Source::Tiny,
+            "tiny-moe" => Source::TinyMixture,
             "smollm2" => Source::Decoder(models.join(SMOLLM2)),
             "minilm" => Source::Encoder(models.join(MINILM)),
             path if path.ends_with(".gguf") => Source::Decoder(PathBuf::from(path)),
             path if Path::new(path).join("config.json").exists() => Source::Encoder(PathBuf::from(path)),
             other => {
                 return Err(format!(
-                    "tenant {:?}: no model {other:?}; known are smollm2, minilm, tiny, paths to .gguf files and to folders \
+                    "tenant {:?}: no model {other:?}; known are smollm2, minilm, tiny, tiny-moe, paths to .gguf files and to folders \
                      of encoders",
                     wish.name
                 )
@@ -49,7 +51,7 @@ impl Served {
             }
         };
         let tokenizer = match &source {
-            Source::Tiny => None,
+            Source::Tiny | Source::TinyMixture => None,
             Source::Decoder(path) | Source::Encoder(path) if !path.exists() => {
                 let hint = "run scripts/fetch-models, or say where the models are with --models";
                 return Err(format!("tenant {:?}: {} is not there; {hint}", wish.name, path.display()).into());
@@ -64,6 +66,7 @@ impl Served {
     pub(crate) fn model(&self) -> Result<Box<dyn Model>, Failure> {
         Ok(match &self.source {
             Source::Tiny => Box::new(Llama::tiny(1)),
+            Source::TinyMixture => Box::new(MixtureOfExperts::tiny(1)),
             Source::Decoder(file) => Box::new(Llama::from_gguf(file)?),
             Source::Encoder(folder) => Box::new(Bert::from_safetensors(folder)?),
         })
