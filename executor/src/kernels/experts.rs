@@ -6,7 +6,7 @@
 //! kernel here finds this order from the experts' numbers again, so none needs room for it; finding it costs
 //! one look at all numbers per chosen expert, next to nothing beside the products.
 //!
-//! **Bits.** A routed row has the bits that a [product](super::matmul) gives it, which do not depend on the rows
+//! **Bits.** A routed row has the bits that a [product](super::matmul()) gives it, which do not depend on the rows
 //! beside it, and a token sums its rows in ascending order of its own experts. So what a token gets depends on
 //! neither the batch nor how many others chose its experts.
 
@@ -75,7 +75,7 @@ pub fn permute_rows(x: &[f32], width: usize, chosen: &[u32], routed: &mut [f32])
 }
 
 /// The product of each row of `x[chosen, k]`, in the order of routed rows, and the transpose of the matrix of its
-/// expert, into `y[chosen, n]`. As many operations as one [product](super::matmul) of as many rows. `parts` says what is
+/// expert, into `y[chosen, n]`. As many operations as one [product](super::matmul()) of as many rows. `parts` says what is
 /// to be done now: each expert that was chosen is a part.
 ///
 /// # Errors
