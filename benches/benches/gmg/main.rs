@@ -75,6 +75,9 @@ fn best(peers: &[peers::Peer], figure: impl Fn(&peers::Peer) -> f64) -> Option<(
 }
 
 fn main() -> Outcome<()> {
+    if peers::measured_records() {
+        return Ok(());
+    }
     let short = (Duration::from_millis(300), Duration::from_secs(1));
     let criterion = Criterion::default().sample_size(50).warm_up_time(short.0).measurement_time(short.1);
     let mut criterion = criterion.configure_from_args();
