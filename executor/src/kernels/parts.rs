@@ -12,8 +12,6 @@ pub(super) const WORK: usize = 4 << 20;
 /// the outputs as they were left.
 ///
 /// ```
-/// use std::cell::Cell;
-///
 /// use slicescheduler_executor::kernels::{Output, OwnedPanels, PANEL, Parts, matmul_in_parts};
 ///
 /// // Three panels, and somebody wants the lane all the time: each call does one of them.
