@@ -30,6 +30,7 @@ use std::path::PathBuf;
 use crate::gmg::job::Row;
 use crate::gmg::units::Nanos;
 use crate::scheduler::batching::{BatchOptions, CaptureSizes, OptionsError};
+use crate::simulator::cost::Coverage;
 use crate::simulator::profile::ProfileError;
 use crate::simulator::profile::llmservingsim::{Block, Exchange, Profile, Step, StepModel, StepParts};
 
@@ -183,9 +184,15 @@ pub fn predict(run: &Run, profile: Profile, shape: &ModelShape) -> Result<Predic
         ranks: parallel.data,
     };
     let requests: Vec<_> = run.requests.iter().map(Into::into).collect();
-    let mut clock = StepClock { model: &model, capture: &capture, step: Step::default(), total: StepParts::default() };
+    let mut clock = StepClock {
+        model: &model,
+        capture: &capture,
+        step: Step::default(),
+        total: StepParts::default(),
+        coverage: Coverage::default(),
+    };
     let mut prediction = engine::replay(&requests, &options, limits, |ranks| clock.time(ranks))?;
-    prediction.parts = clock.total;
+    (prediction.parts, prediction.coverage) = (clock.total, clock.coverage);
     prediction.notes = notes;
     prediction.kv = Some(kv);
     Ok(prediction)
@@ -210,6 +217,7 @@ struct StepClock<'a> {
     capture: &'a CaptureSizes,
     step: Step,
     total: StepParts,
+    coverage: Coverage,
 }
 
 impl StepClock<'_> {
@@ -218,18 +226,20 @@ impl StepClock<'_> {
     fn time(&mut self, ranks: &[&[Row]]) -> Nanos {
         let tokens = |rows: &&[Row]| rows.iter().map(|row| row.tokens).sum::<u32>();
         let padded = self.capture.padded(ranks.iter().map(tokens).max().unwrap_or(0).max(1));
-        let mut slowest = StepParts::default();
+        let mut slowest = (StepParts::default(), Coverage::default());
         for rows in ranks {
             self.describe(rows);
             self.step.tokens = padded;
             self.step.expert_tokens = padded * ranks.len() as u32;
-            let parts = self.model.parts(&mut self.step);
-            if parts.total() > slowest.total() {
-                slowest = parts;
+            let covered = self.model.covered_parts(&mut self.step);
+            if covered.0.total() > slowest.0.total() {
+                slowest = covered;
             }
         }
-        self.total.add(slowest);
-        slowest.total()
+        let (parts, coverage) = slowest;
+        self.total.add(parts);
+        self.coverage.merge(&coverage);
+        parts.total()
     }
 
     /// A row of one token is a decode for the attention kernels, whatever it is for the request.

@@ -17,5 +17,6 @@ mod summary;
 
 pub use record::{DeviceLabel, MemorySample, RunRecord, SecondUse, SliceBucket, Span, SpanKind, TenantLabel};
 pub use summary::{
-    DecisionFigures, LatencyFigures, PolicySummary, PredictionFigures, Summary, TenantSummary, USEFUL_SCALING,
+    CoverageFigures, DecisionFigures, LatencyFigures, PolicySummary, PredictionFigures, Summary, TenantSummary,
+    USEFUL_SCALING,
 };

@@ -9,8 +9,8 @@ use std::io;
 use proptest::prelude::*;
 use serde_json::Value;
 use slicescheduler::report::{
-    DecisionFigures, DeviceLabel, LatencyFigures, MemorySample, PolicySummary, RunRecord, SecondUse, Span, SpanKind,
-    Summary, TenantLabel, TenantSummary, html, perfetto, table,
+    CoverageFigures, DecisionFigures, DeviceLabel, LatencyFigures, MemorySample, PolicySummary, RunRecord, SecondUse,
+    Span, SpanKind, Summary, TenantLabel, TenantSummary, html, perfetto, table,
 };
 use slicescheduler_gmg::tenant::Class;
 use slicescheduler_gmg::units::Nanos;
@@ -56,6 +56,13 @@ fn policy(name: &str, factor: f64) -> PolicySummary {
         answers_compared: None,
         tokens_hash: None,
         predictions: None,
+        forecast_coverage: Some(CoverageFigures {
+            measured: 0.25,
+            interpolated: 0.5,
+            extrapolated: 0.125,
+            farthest_percent: 40,
+            modelled: 0.125,
+        }),
     }
 }
 
@@ -372,6 +379,7 @@ fn a_table_compares_every_policy_with_the_first() {
     assert_eq!(row("SLA violations, worst tenant"), ["3.12 %"; 3]);
     assert_eq!(row("decision p50 / p99, us"), ["1.25 / 17.5"; 3]);
     assert_eq!(row("memory violations"), ["0"; 3]);
+    assert_eq!(row("forecast time beyond samples"), ["12.5 %"; 3]);
     assert_eq!(row("chat (latency-sensitive)"), ["static", "idle-priority", "slice-fill"]);
     assert_eq!(row("TTFT p50 / p99, ms"), ["81.3 / 377"; 3]);
     assert!(!text.contains("hash"));

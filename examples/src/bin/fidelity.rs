@@ -133,6 +133,17 @@ fn print(comparison: &Comparison) {
             load.running, load.waiting
         );
     }
+    if let Some(coverage) = &comparison.coverage {
+        let percent = |share: f64| share * 100.0;
+        println!(
+            "  predicted time: {:.1} % at samples, {:.1} % between, {:.1} % beyond them (by up to {} %), {:.1} % modelled",
+            percent(coverage.measured),
+            percent(coverage.interpolated),
+            percent(coverage.extrapolated),
+            coverage.farthest_percent,
+            percent(coverage.modelled)
+        );
+    }
     comparison.notes.iter().for_each(|note| println!("  {note}"));
     println!();
 }

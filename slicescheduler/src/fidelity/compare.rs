@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::run::Load;
 use super::{Outcome, Prediction, Run, RunRequest};
 use crate::gmg::units::Nanos;
+use crate::report::CoverageFigures;
 
 /// What is compared of requests. Clocks start when the engine took a request in, on either side at its own time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -136,6 +137,8 @@ pub struct Comparison {
     pub preemptions: u64,
     /// Tokens found in the prefix cache.
     pub reused_tokens: u64,
+    /// How the predicted times are known.
+    pub coverage: Option<CoverageFigures>,
     /// What was derived or left out.
     pub notes: Vec<String>,
 }
@@ -172,6 +175,7 @@ pub fn compare(run: &Run, prediction: &Prediction) -> Comparison {
         decode_steps: prediction.decode_steps,
         preemptions: prediction.preemptions,
         reused_tokens: prediction.reused_tokens,
+        coverage: CoverageFigures::of(&prediction.coverage),
         notes: prediction.notes.clone(),
     }
 }

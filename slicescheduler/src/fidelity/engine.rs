@@ -23,6 +23,7 @@ use crate::gmg::job::{JobSpec, Row};
 use crate::gmg::plan::{BatchLimits, Ended};
 use crate::gmg::units::Nanos;
 use crate::scheduler::batching::{BatchOptions, Batcher, BlockHashes, PrefixCache, Sequence};
+use crate::simulator::cost::Coverage;
 use crate::simulator::profile::llmservingsim::StepParts;
 
 /// A request as it reaches an engine.
@@ -89,6 +90,8 @@ pub struct Prediction {
     pub reused_tokens: u64,
     /// Where the time went.
     pub parts: StepParts,
+    /// How much of it was measured, and how much is beyond what was.
+    pub coverage: Coverage,
     /// The engine's state whenever an iteration was formed.
     pub loads: Vec<Load>,
     /// The KV cache that was assumed.

@@ -12,13 +12,14 @@ use slicescheduler_gmg::tenant::{Class, Slo};
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
 use slicescheduler_scheduler::batching::Completed;
+use slicescheduler_simulator::cost::{CostModel, Coverage};
 
 use crate::driver::{Driver, Lost};
 use crate::learned::Learned;
 use crate::replay::slices::Slices;
 use crate::report::{
-    DecisionFigures, DeviceLabel, LatencyFigures, MemorySample, PolicySummary, PredictionFigures, RunRecord, SecondUse,
-    Span, SpanKind, TenantLabel, TenantSummary,
+    CoverageFigures, DecisionFigures, DeviceLabel, LatencyFigures, MemorySample, PolicySummary, PredictionFigures,
+    RunRecord, SecondUse, Span, SpanKind, TenantLabel, TenantSummary,
 };
 use crate::scenario::Scenario;
 
@@ -81,6 +82,7 @@ pub struct Recorder {
     completed: Vec<Completed>,
     lost: Vec<Lost>,
     learned: Option<Learned>,
+    forecast: Option<(Arc<dyn CostModel>, Coverage)>,
 }
 
 impl Recorder {
@@ -124,7 +126,15 @@ impl Recorder {
             completed: Vec::new(),
             lost: Vec::new(),
             learned: None,
+            forecast: None,
         }
+    }
+
+    /// Counts how `cost`, which forecasts go by, knows the times of the iterations that run.
+    #[must_use]
+    pub fn covering(mut self, cost: Arc<dyn CostModel>) -> Self {
+        self.forecast = Some((cost, Coverage::default()));
+        self
     }
 
     /// Lets a cost model learn from the run; its predictions become figures.
@@ -221,6 +231,7 @@ impl Recorder {
             answers_compared: None,
             tokens_hash: None,
             predictions: self.learned.and_then(|learned| PredictionFigures::of(&learned.predictions())),
+            forecast_coverage: self.forecast.and_then(|(_, coverage)| CoverageFigures::of(&coverage)),
         };
         RunRecord {
             tenants: self.labels,
@@ -260,6 +271,15 @@ impl Recorder {
             let kind = if tokens as usize > spec.rows.len() { SpanKind::Prefill } else { SpanKind::Decode };
             let device = device as u32;
             self.spans.push(Span { device, tenant, start, finish, kind, guest, recalled, operators, tokens });
+        }
+    }
+
+    /// Counts the iteration that `piece` is the last of.
+    fn cover(&mut self, piece: &Piece, view: View<'_>) {
+        let Some((cost, coverage)) = &mut self.forecast else { return };
+        let job = view.job(piece.job).filter(|job| piece.ops.end >= job.template.op_count());
+        if let Some((job, device)) = job.zip(view.cluster().device(piece.lane.device)) {
+            coverage.add(&**cost, &job.template, &job.spec.binding, &device.spec);
         }
     }
 
@@ -308,6 +328,7 @@ impl Observer for Recorder {
             _ => None,
         };
         if let Some(piece) = piece {
+            self.cover(&piece, view);
             self.ran(&piece, view);
         }
         if event.at() >= self.next_sample && !self.closed {

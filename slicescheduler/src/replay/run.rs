@@ -168,8 +168,8 @@ pub fn run_policy<W: ReplayWorld>(
     let stopwatch = how.stopwatch.clone();
     let begun = stopwatch.as_ref().map(|stopwatch| stopwatch.now());
     let name = policy.name();
-    let mut recorder = Recorder::new(scenario, setup.gmg.view()).learning(how.learned.clone());
     let ForecastOptions { cost, horizon } = how.forecast.clone();
+    let mut recorder = Recorder::new(scenario, setup.gmg.view()).learning(how.learned.clone()).covering(cost.clone());
     let what_if = Timeline::of(setup.gmg.view(), cost, Horizon(horizon));
     let what_if = what_if.launched_window(how.launched_window);
     let options = DriverOptions {

@@ -70,6 +70,8 @@ pub(super) const OF_POLICY: &[Figure<PolicySummary>] = &[
     Figure::optional("rank correlation of predictions", |p| {
         p.predictions.and_then(|p| p.rank_correlation).map(|correlation| format!("{correlation:.3}"))
     }),
+    Figure::optional("forecast time beyond samples", |p| p.forecast_coverage.and_then(|c| share(c.extrapolated))),
+    Figure::optional("forecast time without samples", |p| p.forecast_coverage.and_then(|c| share(c.modelled))),
     Figure::optional("output tokens (hash)", |p| p.tokens_hash.as_deref().map(|hash| printable(hash, 16))),
 ];
 

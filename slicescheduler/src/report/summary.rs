@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use slicescheduler_gmg::units::Nanos;
+use slicescheduler_simulator::cost::Coverage;
+
 use crate::learned::Predictions;
 
 /// All policies of one replay.
@@ -84,6 +87,9 @@ pub struct PolicySummary {
     /// How true forecasts of times were, for worlds that run in real time.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub predictions: Option<PredictionFigures>,
+    /// Of the time that forecasts gave the iterations that ran: how their cost model knows it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub forecast_coverage: Option<CoverageFigures>,
 }
 
 /// What two cores must do at least, times the work of one, for ratios between policies on lanes to mean something.
@@ -110,6 +116,36 @@ impl PredictionFigures {
             makespan_error: predictions.makespan_error()?,
             mean_error: predictions.mean_error()?,
             rank_correlation: predictions.rank_correlation,
+        })
+    }
+}
+
+/// How a cost model knows the times that it gave; see [`Coverage`]. Shares of these times, one in sum.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq)]
+pub struct CoverageFigures {
+    /// At samples.
+    pub measured: f64,
+    /// Between samples.
+    pub interpolated: f64,
+    /// Beyond samples.
+    pub extrapolated: f64,
+    /// The farthest extrapolation, in percent of the nearest sample.
+    pub farthest_percent: u32,
+    /// From a formula, without samples.
+    pub modelled: f64,
+}
+
+impl CoverageFigures {
+    /// The figures of `coverage`; none if nothing was estimated.
+    pub fn of(coverage: &Coverage) -> Option<Self> {
+        let total = coverage.total();
+        let share = |part: Nanos| part.as_secs_f64() / total.as_secs_f64();
+        (!total.is_zero()).then(|| Self {
+            measured: share(coverage.measured),
+            interpolated: share(coverage.interpolated),
+            extrapolated: share(coverage.extrapolated),
+            farthest_percent: coverage.farthest_percent,
+            modelled: share(coverage.modelled),
         })
     }
 }
