@@ -5,7 +5,8 @@
 //! for a round trip to the planner, and a guest that is cut loses nothing: its activations stay and
 //! it goes on later.
 //!
-//! *Time.* The prompt of a latency-sensitive request is computed at once. Its answer is paced: as
+//! *Time.* The prompt of a latency-sensitive request is computed at once, unless it is so small that it pays
+//! to compute it together with the next ones. Its answer is paced: as
 //! long as every token keeps its due time, best-effort work may go first (lending mode
 //! [`SloSlack`](LendingMode::SloSlack)). The latest start of the owner's next iteration is
 //! `due - reserve - forecast duration`; guests run until then, and are recalled if they are late.
@@ -20,6 +21,7 @@
 
 mod agenda;
 mod candidates;
+mod chunk;
 mod fetch;
 mod overflow;
 mod residency;
@@ -42,7 +44,8 @@ use crate::placing::{
 use crate::policy::{Context, Policy, Residency, TenantShape};
 use crate::slice_fill::agenda::{Agenda, Places, tenants_on};
 use crate::slice_fill::candidates::Candidates;
-use crate::slice_fill::shares::OwnerRate;
+use crate::slice_fill::chunk::Chunks;
+use crate::slice_fill::shares::{Account, OwnerRate};
 use crate::slice_fill::space::Space;
 
 pub use crate::slice_fill::shares::LendingAccount;
@@ -57,9 +60,15 @@ pub struct SliceFillOptions {
     pub pace_percent: u64,
     /// The shortest slice worth starting in.
     pub min_slice: Nanos,
-    /// Most tokens of a guest's iteration, so that its longest operator stays near the window that
-    /// cannot be recalled (300 us on an H100 for an 8B model).
+    /// Tokens of a guest's iteration on a device whose owner is [strict](LendingMode::Strict), so that its
+    /// longest operator stays near the window that cannot be recalled (300 us on an H100 for an 8B model).
+    /// Elsewhere the tokens of prompts in best-effort iterations until the tenant's lengths are known.
     pub guest_tokens: u32,
+    /// Prompts that wait for a device may be computed together with those that arrive a little later, while
+    /// all of them are no more tokens than this: they hardly take longer than one of them.
+    pub small_prompts: u32,
+    /// How long they may wait for others, as a share of the time to first token, in percent.
+    pub prompt_wait_percent: u64,
     /// Share of a device's KV blocks that guests leave to the owner, in percent.
     pub owner_blocks_percent: u32,
     /// Share of the KV blocks of a best-effort owner's device that it leaves to latency-sensitive
@@ -92,6 +101,8 @@ impl Default for SliceFillOptions {
             pace_percent: 95,
             min_slice: Nanos::ms(1),
             guest_tokens: 512,
+            small_prompts: 512,
+            prompt_wait_percent: 12,
             owner_blocks_percent: 8,
             guest_blocks_percent: 15,
             overflow: true,
@@ -125,15 +136,6 @@ struct DeviceState {
     space: Space,
     /// What its best-effort owner had.
     owner_rate: OwnerRate,
-}
-
-/// What a latency-sensitive tenant may still borrow.
-#[derive(Clone, Copy, Debug)]
-struct Account {
-    /// Nanoseconds; negative after a loan that took longer than what was left.
-    left: i64,
-    /// When it was last filled.
-    at: Nanos,
 }
 
 #[derive(Clone, Debug)]
@@ -174,6 +176,8 @@ pub struct SliceFill {
     forecast: Forecast,
     questions: u64,
     accounts: Vec<Account>,
+    /// How large best-effort iterations are.
+    chunks: Chunks,
     /// By tenant.
     shares: Vec<LendingAccount>,
     /// What a tenant that takes its turn has at least.
@@ -223,7 +227,10 @@ impl SliceFill {
     /// Keeps the table of recalled jobs and the accounts true.
     fn note(&mut self, context: &Context<'_>, event: &Event) {
         match event {
-            Event::Finished { job, lane, started, at, .. } => self.charge(context, *job, lane.device, *at - *started),
+            Event::Finished { job, lane, started, at, ended, .. } => {
+                self.charge(context, *job, lane.device, *at - *started);
+                self.learn_lengths(context, ended);
+            }
             Event::Recalled { job, lane, end, started, at, .. } => {
                 self.charge(context, *job, lane.device, *at - *started);
                 let Some(found) = context.view.job(*job) else { return };
@@ -263,44 +270,6 @@ impl SliceFill {
         }
     }
 
-    /// Charges lane time to a latency-sensitive tenant that ran on somebody else's device.
-    fn charge(&mut self, context: &Context<'_>, job: JobId, device: DeviceId, time: Nanos) {
-        let model = context.view.job(job).and_then(|job| context.view.model(job.spec.model));
-        let Some(tenant) = model.map(|model| model.tenant()) else { return };
-        self.count(context, tenant, device, time);
-        if is_latency(context.view, tenant) && context.view.owner(device) != Some(tenant) {
-            if let Some(state) = self.devices.get_mut(device.index()) {
-                state.space.guest_at = context.now;
-            }
-            let account = self.account(context, tenant);
-            account.left = account.left.saturating_sub_unsigned(time.get());
-        }
-    }
-
-    /// The account of a tenant, filled up to now.
-    fn account(&mut self, context: &Context<'_>, tenant: TenantId) -> &mut Account {
-        let own = self.places.homes(tenant).len() as u64;
-        let most = i64::try_from(self.options.borrow_burst.times(own).get()).unwrap_or(i64::MAX);
-        let index = tenant.index();
-        if self.accounts.len() <= index {
-            self.accounts.resize(index + 1, Account { left: i64::MAX, at: Nanos::ZERO });
-        }
-        let account = &mut self.accounts[index];
-        let gained = (context.now - account.at).scale(self.options.borrow_percent * own, 100);
-        *account = Account { left: account.left.saturating_add_unsigned(gained.get()).min(most), at: context.now };
-        account
-    }
-
-    /// True if the tenant may borrow time on others' devices: it has some left, and it is in a burst.
-    /// Whoever is further behind than that is saturated, and what it borrowed would save nothing.
-    fn may_borrow(&mut self, context: &Context<'_>, tenant: TenantId) -> bool {
-        let ttft = context.view.tenant(tenant).and_then(|tenant| tenant.slo).map_or(Nanos::ZERO, |slo| slo.ttft);
-        let behind = context.demand.waiting(tenant).map_or(Nanos::ZERO, |waiting| context.now - waiting.first_due);
-        self.options.overflow
-            && behind <= ttft.times(self.options.burst_ttfts)
-            && self.account(context, tenant).left > 0
-    }
-
     /// Decides what the device runs next, if its lane is free.
     fn fill(&mut self, context: &mut Context<'_>, device: DeviceId, plan: &mut Plan) {
         let lane = lane_of(device);
@@ -316,6 +285,9 @@ impl SliceFill {
         self.keep_reserve(context, device, plan);
         let latency = self.latency_candidates(context, device, plan);
         let best_effort = self.best_effort_candidate(context, device, plan);
+        if best_effort.is_some() {
+            self.devices[device.index()].space.out_of_work = None;
+        }
         let strict = context.view.owner(device).is_some_and(|owner| !self.lends(context, owner));
         self.look_at_owner(context, device);
         let owed = best_effort.as_ref().filter(|candidate| candidate.rank == Rank::OwnerBestEffort);
@@ -328,7 +300,7 @@ impl SliceFill {
         let paced: Candidates = latency.iter().filter(|candidate| !candidate.at_once).cloned().collect();
         let others: Candidates = latency.iter().chain(&best_effort).cloned().collect();
         match (at_once, paced.iter().min_by_key(turn), best_effort) {
-            (None, None, None) => {}
+            (None, None, None) => self.invite(context, device, plan),
             (None, Some(paced), None) => self.start_first(context, device, paced, &others, plan),
             (Some(first), None, _) => self.start_first(context, device, first, &others, plan),
             (None, None, Some(guest)) => self.start_first(context, device, &guest, &others, plan),

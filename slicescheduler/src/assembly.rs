@@ -106,10 +106,11 @@ pub(crate) fn assemble(
         let container = Container::replicas(member.devices.iter().map(|device| device.0));
         let model = gmg.add_model(tenant, member.model.clone(), container)?;
         let mut batcher = Batcher::new(tenant, member.options);
-        // Weights of latency-sensitive tenants may be fetched to any device.
+        // Weights of latency-sensitive tenants may be fetched to any device, and all of them by a policy whose
+        // weights come and go.
         let possible = |device: &DeviceId| {
             let resident = residency[device.index()].contains(&TenantId(index as u32));
-            (member.is_sensitive() || resident) && !member.devices.contains(device)
+            (member.is_sensitive() || resident || policy.shares_slots()) && !member.devices.contains(device)
         };
         let guests = (0..residency.len() as u32).map(DeviceId).filter(possible);
         for device in member.devices.iter().copied().chain(guests) {

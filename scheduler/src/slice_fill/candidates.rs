@@ -113,7 +113,7 @@ impl SliceFill {
                 rank: view.rank(tenant, device),
                 due: self.scratch.due,
                 pace: self.scratch.pace,
-                at_once: !self.scratch.is_decode_only()
+                at_once: (!self.scratch.is_decode_only() && self.scratch.tokens > self.options.small_prompts)
                     || !self.lends(context, tenant)
                     || self.is_tight(context, &replica),
             });
@@ -140,7 +140,8 @@ impl SliceFill {
     fn is_tight(&self, context: &Context<'_>, replica: &ReplicaInfo) -> bool {
         let kv = context.view.memory(replica.device).map(|memory| memory.kv());
         let half = kv.is_some_and(|kv| kv.used_by(replica.id.tenant) > kv.total() / 2);
-        half || context.demand.waiting(replica.id.tenant).is_some()
+        let small = u64::from(self.options.small_prompts);
+        half || context.demand.waiting(replica.id.tenant).is_some_and(|waiting| waiting.tokens > small)
     }
 
     /// True if best-effort work may delay `tenant` within its due times.
@@ -178,7 +179,7 @@ impl SliceFill {
             if replica.in_flight || !view.is_resident(replica.model, device) {
                 continue;
             }
-            let limits = self.best_effort_limits(context, &replica, owner == Some(tenant), plan);
+            let limits = self.best_effort_limits(context, &replica, plan);
             context.demand.peek(replica.id, limits, &mut self.scratch);
             if self.is_short() && self.give_up_slot(context, device, Need::BestEffort, plan) {
                 context.demand.peek(replica.id, limits, &mut self.scratch);
@@ -212,22 +213,16 @@ impl SliceFill {
         context.view.owner(replica.device) == Some(tenant) && kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(tenant))
     }
 
-    fn best_effort_limits(
-        &self,
-        context: &Context<'_>,
-        replica: &ReplicaInfo,
-        is_owner: bool,
-        plan: &Plan,
-    ) -> BatchLimits {
+    fn best_effort_limits(&self, context: &Context<'_>, replica: &ReplicaInfo, plan: &Plan) -> BatchLimits {
         let free = free_blocks_after(context, replica.device, plan);
         let reserve = self.reserve_blocks(context, replica.device);
-        if is_owner {
-            return BatchLimits { keep_free: reserve, ..unlimited(free) };
-        }
-        let lends = !self.devices[replica.device.index()].space.owner_lacks;
-        let free = if lends { free.saturating_sub(reserve / 2) } else { 0 };
-        let limits = BatchLimits { keep_free: reserve - reserve / 2, ..unlimited(free) };
-        BatchLimits { tokens: self.options.guest_tokens, ..limits }
+        let (new_blocks, keep_free) = match context.view.owner(replica.device) == Some(replica.id.tenant) {
+            true => (free, reserve),
+            false if self.devices[replica.device.index()].space.owner_lacks => (0, reserve - reserve / 2),
+            false => (free.saturating_sub(reserve / 2), reserve - reserve / 2),
+        };
+        let tokens = self.best_effort_tokens(context, replica, new_blocks.saturating_sub(keep_free));
+        BatchLimits { tokens, keep_free, ..unlimited(new_blocks) }
     }
 
     /// Blocks that latency-sensitive work may take. A guest leaves some for the owner's sequences to
@@ -280,14 +275,33 @@ impl SliceFill {
         (finish <= due && self.forecast.first_shortage().is_none()).then_some(latest)
     }
 
-    /// When a paced iteration should end: by the pace of its answers, and with the reserve of slack
-    /// untouched.
+    /// When work that can wait has to start at the latest, if that is not about now.
+    pub(super) fn latest_alone(
+        &mut self,
+        context: &mut Context<'_>,
+        device: DeviceId,
+        candidate: &Candidate,
+    ) -> Option<Nanos> {
+        if !context.budget.take() {
+            return None;
+        }
+        let action = self.as_action(context, candidate, device)?;
+        let alone = self.finish_of_last(context, &[action])?;
+        let latest = self.latest_end(context, candidate)? - (alone - context.now);
+        (latest >= context.now + self.options.min_slice).then_some(latest)
+    }
+
+    /// When a paced iteration should end: by the pace of its answers, with the reserve of slack
+    /// untouched, and before a small prompt has waited too long.
     fn latest_end(&self, context: &Context<'_>, candidate: &Candidate) -> Option<Nanos> {
         let CandidateWork::Form { replica, .. } = candidate.work else { return None };
         let slo = context.view.tenant(replica.tenant)?.slo?;
         let reserve = slo.ttft.scale(self.options.reserve_percent, 100);
         let ahead = slo.tpot.scale(100 - self.options.pace_percent.min(100), 100);
-        Some((candidate.due - reserve).min(candidate.pace - ahead))
+        let answers = (candidate.due - reserve).min(candidate.pace - ahead);
+        let patience = slo.ttft.scale(100 - self.options.prompt_wait_percent.min(100), 100);
+        let prompts = context.demand.waiting(replica.tenant).map(|waiting| waiting.first_due - patience);
+        Some(prompts.map_or(answers, |prompts| answers.min(prompts)))
     }
 
     /// The candidate as the action that the forecast understands: a job with the dims of the

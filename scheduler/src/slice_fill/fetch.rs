@@ -16,7 +16,7 @@ use slicescheduler_gmg::units::{Bandwidth, Nanos};
 
 use crate::demand::{ReplicaInfo, Waiting};
 use crate::explain::{Reason, What};
-use crate::placing::{is_latency, lane_of};
+use crate::placing::lane_of;
 use crate::policy::Context;
 use crate::slice_fill::SliceFill;
 use crate::slice_fill::overflow::prompt_action;
@@ -143,8 +143,7 @@ impl SliceFill {
 enum Room {
     /// It fits.
     Free,
-    /// It fits when the weights of this latency-sensitive guest go, which has no sequence on the device and
-    /// no request waiting.
+    /// It fits when the weights of this guest go, which has no sequence on the device and no request waiting.
     InPlaceOf(ModelId),
     /// It fits when the KV pool gives back blocks.
     Borrowed {
@@ -170,7 +169,6 @@ fn room(context: &Context<'_>, model: ModelId, device: DeviceId) -> Option<Room>
         let unused = context.demand.replica_on(tenant, device).is_some_and(|r| r.running == 0 && !r.in_flight);
         state == WeightState::Resident
             && described.weights >= wanted
-            && is_latency(view, tenant)
             && view.owner(device) != Some(tenant)
             && unused
             && context.demand.waiting(tenant).is_none()

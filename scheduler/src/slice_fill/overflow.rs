@@ -16,7 +16,7 @@ use crate::explain::{Reason, What};
 use crate::placing::{form, is_latency, lane_of, unlimited};
 use crate::policy::Context;
 use crate::slice_fill::SliceFill;
-use crate::slice_fill::candidates::forms;
+use crate::slice_fill::candidates::{forms, takes};
 
 impl SliceFill {
     pub(super) fn on_arrival(&mut self, context: &mut Context<'_>, request: RequestId, plan: &mut Plan) {
@@ -48,22 +48,31 @@ impl SliceFill {
     }
 
     /// Starts the tenant's next iteration on one of its own devices, taking the lane from a guest
-    /// if need be. False if all of them run work of the same right of way.
+    /// if need be, now or when it has to. False if all of them run work of the same right of way.
     fn start_at_home(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) -> bool {
         let view = context.view;
         let homes = self.places.homes(tenant).iter().copied();
+        // Work whose latest start has come was started there: what is left is seen when the plan was carried out.
+        let taken = homes.clone().find(|&device| takes(plan, lane_of(device)));
         let home = homes
-            .filter(|&device| !view.is_lost(device) && runs_below(context, device, Rank::OwnerLatency))
+            .filter(|&device| !takes(plan, lane_of(device)) && !view.is_lost(device))
+            .filter(|&device| runs_below(context, device, Rank::OwnerLatency))
             .filter_map(|device| context.demand.replica_on(tenant, device))
             .filter(|replica| !replica.in_flight)
             .min_by_key(|replica| {
                 (!runs_below(context, replica.device, Rank::GuestLatency), replica.running, replica.device)
             });
-        let Some(replica) = home else { return false };
+        let Some(replica) = home else {
+            taken.into_iter().for_each(|taken| self.look_again(context, taken));
+            return taken.is_some();
+        };
         self.starts.set(replica.device, None);
         let candidates = self.latency_candidates(context, replica.device, plan);
-        if let Some(own) = candidates.iter().find(|candidate| candidate.rank == Rank::OwnerLatency) {
-            self.start(context, replica.device, own, plan);
+        let Some(own) = candidates.iter().find(|candidate| candidate.rank == Rank::OwnerLatency) else { return true };
+        let waits = !own.at_once && !runs_nothing(context, replica.device);
+        match waits.then(|| self.latest_alone(context, replica.device, own)).flatten() {
+            Some(latest) => self.starts.set(replica.device, Some(latest)),
+            None => self.start(context, replica.device, own, plan),
         }
         true
     }
@@ -141,7 +150,7 @@ impl SliceFill {
         let Some(mut left) = self.savable(context, tenant) else { return };
         let guests = self.places.guests(tenant).iter().copied();
         let mut hosts: SmallVec<[ReplicaInfo; 8]> = guests
-            .filter(|&device| self.can_host(context, device))
+            .filter(|&device| self.can_host(context, device) && !takes(plan, lane_of(device)))
             .filter_map(|device| context.demand.replica_on(tenant, device))
             .filter(|replica| !replica.in_flight && context.view.is_resident(replica.model, replica.device))
             .collect();

@@ -4,34 +4,47 @@ use slicescheduler_gmg::id::TenantId;
 use slicescheduler_gmg::tenant::Class;
 use slicescheduler_gmg::units::Bytes;
 
-use crate::baseline::{add_best_effort, fits};
+use crate::baseline::fits;
 use crate::policy::{Residency, TenantShape, owners_only};
 
-/// Owners on their devices; best-effort tenants wherever they fit; then latency-sensitive tenants
-/// in turn on the devices of others, one on each, those of best-effort owners first, since nobody
-/// there has a due time to lose. Not more than one: KV cache is worth more than a choice of guests.
+/// Owners on their devices; best-effort tenants in turn on those of latency-sensitive owners, one on each: two
+/// would halve each other's batches and read two models' weights for them. Then latency-sensitive tenants in turn
+/// on the devices of others, one on each, those of best-effort owners first, since nobody there has a due time to
+/// lose. Not more than one: KV cache is worth more than a choice of guests.
 pub(super) fn plan(tenants: &[TenantShape<'_>], memory: &[Bytes], overflow: bool) -> Residency {
     let mut residency = owners_only(tenants, memory.len());
-    add_best_effort(&mut residency, tenants, memory);
-    if !overflow {
-        return residency;
-    }
-    let sensitive = |index: usize| tenants.get(index).is_some_and(|shape| shape.class == Class::LatencySensitive);
-    let mut order: Vec<usize> = (0..memory.len()).collect();
-    let owned_by_sensitive = |device: &usize| residency[*device].first().is_some_and(|owner| sensitive(owner.index()));
-    order.sort_by_key(|device| (owned_by_sensitive(device), *device));
-    let mut copies: Vec<usize> = vec![0; tenants.len()];
-    for device in order {
-        let next = (0..tenants.len())
-            .filter(|&index| sensitive(index) && !residency[device].contains(&TenantId(index as u32)))
-            .filter(|&index| fits(&residency[device], tenants[index].weights, tenants, memory[device]))
-            .min_by_key(|&index| (copies[index], index));
-        if let Some(index) = next {
-            residency[device].push(TenantId(index as u32));
-            copies[index] += 1;
-        }
+    let is_of = |class| move |tenant: &TenantId| tenants.get(tenant.index()).is_some_and(|shape| shape.class == class);
+    let best_effort = is_of(Class::BestEffort);
+    let (mut order, others): (Vec<usize>, Vec<usize>) =
+        (0..memory.len()).partition(|&device| residency[device].first().is_some_and(best_effort));
+    add_one_each(&mut residency, &others, tenants, memory, best_effort);
+    if overflow {
+        order.extend(others);
+        add_one_each(&mut residency, &order, tenants, memory, is_of(Class::LatencySensitive));
     }
     residency
+}
+
+/// Adds one of the tenants that `may` to every device of `order`, those with the fewest copies first.
+fn add_one_each(
+    residency: &mut Residency,
+    order: &[usize],
+    tenants: &[TenantShape<'_>],
+    memory: &[Bytes],
+    may: impl Fn(&TenantId) -> bool,
+) {
+    let mut copies: Vec<usize> = vec![0; tenants.len()];
+    for &device in order {
+        let next = (0..tenants.len() as u32)
+            .map(TenantId)
+            .filter(|tenant| may(tenant) && !residency[device].contains(tenant))
+            .filter(|tenant| fits(&residency[device], tenants[tenant.index()].weights, tenants, memory[device]))
+            .min_by_key(|tenant| (copies[tenant.index()], *tenant));
+        if let Some(tenant) = next {
+            residency[device].push(tenant);
+            copies[tenant.index()] += 1;
+        }
+    }
 }
 
 #[cfg(test)]

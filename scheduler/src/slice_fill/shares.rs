@@ -1,8 +1,8 @@
-//! Who had how much of the devices: what a tenant lent and borrowed, the minimum rate of best-effort owners, and
-//! whose turn it is among best-effort tenants.
+//! Who had how much of the devices: what a tenant lent, borrowed and may borrow, the minimum rate of best-effort
+//! owners, and whose turn it is among best-effort tenants.
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, JobId, TenantId};
 use slicescheduler_gmg::units::Nanos;
 use smallvec::SmallVec;
 
@@ -32,6 +32,15 @@ pub struct LendingAccount {
     /// All of its time, divided by its weight, raised to that of the others when it had no work: the tenant
     /// that has least is next.
     turn: Nanos,
+}
+
+/// What a latency-sensitive tenant may still borrow.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Account {
+    /// Nanoseconds; negative after a loan that took longer than what was left.
+    left: i64,
+    /// When it was last filled.
+    at: Nanos,
 }
 
 /// Lane time of an owner over the last [`WINDOW`], in two halves.
@@ -88,8 +97,46 @@ impl SliceFill {
         &self.shares
     }
 
+    /// Charges lane time to a latency-sensitive tenant that ran on somebody else's device.
+    pub(super) fn charge(&mut self, context: &Context<'_>, job: JobId, device: DeviceId, time: Nanos) {
+        let model = context.view.job(job).and_then(|job| context.view.model(job.spec.model));
+        let Some(tenant) = model.map(|model| model.tenant()) else { return };
+        self.count(context, tenant, device, time);
+        if is_latency(context.view, tenant) && context.view.owner(device) != Some(tenant) {
+            if let Some(state) = self.devices.get_mut(device.index()) {
+                state.space.guest_at = Some(context.now);
+            }
+            let account = self.account(context, tenant);
+            account.left = account.left.saturating_sub_unsigned(time.get());
+        }
+    }
+
+    /// The account of a tenant, filled up to now.
+    fn account(&mut self, context: &Context<'_>, tenant: TenantId) -> &mut Account {
+        let own = self.places.homes(tenant).len() as u64;
+        let most = i64::try_from(self.options.borrow_burst.times(own).get()).unwrap_or(i64::MAX);
+        let index = tenant.index();
+        if self.accounts.len() <= index {
+            self.accounts.resize(index + 1, Account { left: i64::MAX, at: Nanos::ZERO });
+        }
+        let account = &mut self.accounts[index];
+        let gained = (context.now - account.at).scale(self.options.borrow_percent * own, 100);
+        *account = Account { left: account.left.saturating_add_unsigned(gained.get()).min(most), at: context.now };
+        account
+    }
+
+    /// True if the tenant may borrow time on others' devices: it has some left, and it is in a burst.
+    /// Whoever is further behind than that is saturated, and what it borrowed would save nothing.
+    pub(super) fn may_borrow(&mut self, context: &Context<'_>, tenant: TenantId) -> bool {
+        let ttft = context.view.tenant(tenant).and_then(|tenant| tenant.slo).map_or(Nanos::ZERO, |slo| slo.ttft);
+        let behind = context.demand.waiting(tenant).map_or(Nanos::ZERO, |waiting| context.now - waiting.first_due);
+        self.options.overflow
+            && behind <= ttft.times(self.options.burst_ttfts)
+            && self.account(context, tenant).left > 0
+    }
+
     /// Counts lane time of `tenant` on `device`.
-    pub(super) fn count(&mut self, context: &Context<'_>, tenant: TenantId, device: DeviceId, time: Nanos) {
+    fn count(&mut self, context: &Context<'_>, tenant: TenantId, device: DeviceId, time: Nanos) {
         let (view, owner) = (context.view, context.view.owner(device));
         if self.shares.len() < view.tenants().len() {
             self.shares.resize(view.tenants().len(), LendingAccount::default());
@@ -119,7 +166,7 @@ impl SliceFill {
         guests
     }
 
-    fn turn_of(&self, tenant: TenantId) -> Nanos {
+    pub(super) fn turn_of(&self, tenant: TenantId) -> Nanos {
         self.shares.get(tenant.index()).map_or(Nanos::ZERO, |account| account.turn).max(self.least_turn)
     }
 

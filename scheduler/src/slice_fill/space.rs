@@ -1,16 +1,17 @@
 //! Whose bytes a device has: guests' weights or KV blocks.
 //!
 //! An idle slot for weights is worth more as KV cache. So the weights of a guest go, and the KV pool has
-//! their bytes, when the owner lacks blocks, or when best-effort work does and the guest has not run for
-//! a while. They come back when the guest is needed (a burst) or the owner's need has passed; what best-effort
-//! sequences have too much then goes first, and what is left moves together.
+//! their bytes, when the owner lacks blocks, or when best-effort work does and the guest has not run yet or not
+//! for a while. They come back when the guest is needed (a burst, or a device that nobody else has work for) or
+//! the owner's need has passed; what best-effort sequences have too much then goes first, and what is left moves
+//! together.
 //!
 //! What must stay true: the owner's weights stay; weights change at most once per [`SLOT_STAY`] for anybody but
 //! a latency-sensitive owner; slots are given up from the end of the part for weights, so that what is free is
 //! in one piece.
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, ModelId};
+use slicescheduler_gmg::id::{DeviceId, ModelId, TenantId};
 use slicescheduler_gmg::memory::{DeviceMemory, WeightState};
 use slicescheduler_gmg::plan::{Action, Plan, Source};
 use slicescheduler_gmg::units::{Bytes, Nanos};
@@ -18,6 +19,7 @@ use slicescheduler_gmg::units::{Bytes, Nanos};
 use crate::explain::{Reason, What};
 use crate::placing::{free_blocks_after, is_latency, owner_replica, promised_by};
 use crate::policy::Context;
+use crate::slice_fill::agenda::tenants_on;
 use crate::slice_fill::fetch::source;
 use crate::slice_fill::{REPLAN, SliceFill};
 
@@ -32,6 +34,9 @@ const GUEST_STAY: Nanos = Nanos::secs(120);
 /// The same, where that work is its owner's.
 const OWNER_WAIT: Nanos = Nanos::secs(30);
 
+/// How long nobody has had best-effort work for a device when another tenant's weights are brought.
+const PATIENCE: Nanos = Nanos::secs(1);
+
 /// What a device remembers about its part for weights.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Space {
@@ -40,9 +45,11 @@ pub(super) struct Space {
     /// When the owner last lacked blocks.
     short_at: Nanos,
     /// When weights last came or went.
-    changed_at: Nanos,
-    /// When a latency-sensitive guest last ran.
-    pub(super) guest_at: Nanos,
+    changed_at: Option<Nanos>,
+    /// When a latency-sensitive guest last ran, or its weights were asked for.
+    pub(super) guest_at: Option<Nanos>,
+    /// Since when no best-effort tenant with weights here has had work.
+    pub(super) out_of_work: Option<Nanos>,
     /// Weights that come as soon as there is room.
     pub(super) asked: Option<(ModelId, Source)>,
     /// True while the owner lacks blocks although guests have given way.
@@ -52,7 +59,20 @@ pub(super) struct Space {
 impl Space {
     /// When something may change by itself.
     pub(super) fn wake(&self) -> Option<Nanos> {
-        (!self.gone.is_empty()).then(|| self.short_at.max(self.changed_at) + SLOT_STAY)
+        let settled = self.changed_at.map_or(Nanos::ZERO, |at| at + SLOT_STAY);
+        let back = (!self.gone.is_empty()).then(|| settled.max(self.short_at + SLOT_STAY));
+        let invited = self.out_of_work.map(|since| settled.max(since + PATIENCE));
+        back.into_iter().chain(invited).min()
+    }
+
+    /// True if weights may come or go for best-effort work.
+    fn is_settled(&self, now: Nanos) -> bool {
+        self.changed_at.is_none_or(|at| at + SLOT_STAY <= now)
+    }
+
+    /// True if no latency-sensitive guest ran for `time`.
+    fn is_unused(&self, now: Nanos, time: Nanos) -> bool {
+        self.guest_at.is_none_or(|at| at + time <= now)
     }
 }
 
@@ -87,11 +107,10 @@ impl SliceFill {
         let Some((model, state)) = last_slot(memory) else { return false };
         let Some(tenant) = view.model(model).map(|model| model.tenant()) else { return false };
         let guest = is_latency(view, tenant);
-        let stay = if is_owned_by_best_effort(context, device) { OWNER_WAIT } else { GUEST_STAY };
-        let settled = space.changed_at + SLOT_STAY <= context.now && space.guest_at + stay <= context.now;
+        let stay = stay(context, device);
         let may_go = match need {
-            Need::Owner => !guest || space.guest_at + REPLAN < context.now,
-            Need::BestEffort => guest && settled,
+            Need::Owner => !guest || space.is_unused(context.now, REPLAN + Nanos(1)),
+            Need::BestEffort => guest && space.is_settled(context.now) && space.is_unused(context.now, stay),
         };
         if state != WeightState::Resident || view.owner(device) == Some(tenant) {
             return false;
@@ -116,7 +135,7 @@ impl SliceFill {
         context.say(device, tenant, What::GiveUpSlot { model }, None, None);
         self.look_again(context, device);
         let space = &mut self.devices[device.index()].space;
-        space.changed_at = context.now;
+        space.changed_at = Some(context.now);
         if !guest {
             space.gone.push(model);
         }
@@ -133,12 +152,12 @@ impl SliceFill {
             self.load(context, device, (model, source), true, plan);
             return;
         }
-        let settled = space.short_at.max(space.changed_at) + SLOT_STAY <= context.now;
+        let settled = space.short_at + SLOT_STAY <= context.now && space.is_settled(context.now);
         let Some(&model) = space.gone.last().filter(|_| settled) else { return };
         let Some(tenant) = context.view.model(model).map(|model| model.tenant()) else { return };
         let from = source(context, self.places.homes(tenant), model, device);
         let space = &mut self.devices[device.index()].space;
-        space.changed_at = context.now;
+        space.changed_at = Some(context.now);
         if from.is_some_and(|from| self.load(context, device, (model, from), false, plan)) {
             self.devices[device.index()].space.gone.pop();
         }
@@ -175,8 +194,58 @@ impl SliceFill {
         }
         plan.actions.push(Action::Prefetch { model, device, source });
         let state = &mut self.devices[device.index()];
-        (state.space.changed_at, state.space.guest_at, state.guest_since) = (context.now, context.now, context.now);
+        state.space.changed_at = Some(context.now);
+        state.guest_since = context.now;
+        if is_latency(view, described.tenant()) {
+            state.space.guest_at = Some(context.now);
+        }
         true
+    }
+
+    /// Brings the weights of a best-effort tenant that has requests waiting to a device with an empty lane for
+    /// which no best-effort tenant has had work for a while, in place of a guest's if need be: whoever had least first.
+    pub(super) fn invite(&mut self, context: &Context<'_>, device: DeviceId, plan: &mut Plan) {
+        let view = context.view;
+        let Some(memory) = view.memory(device).filter(|_| context.shares_slots) else { return };
+        let has_work = |tenant: TenantId| {
+            let runs = context.demand.replica_on(tenant, device).is_some_and(|replica| replica.running > 0);
+            !is_latency(view, tenant) && (runs || context.demand.waiting(tenant).is_some())
+        };
+        let space = &mut self.devices[device.index()].space;
+        if tenants_on(view, device).into_iter().any(has_work) {
+            space.out_of_work = None;
+            return;
+        }
+        let since = *space.out_of_work.get_or_insert(context.now);
+        if context.now < since + PATIENCE {
+            let wake = space.wake();
+            self.slots.set(device, wake);
+            return;
+        }
+        if !space.is_settled(context.now) || space.asked.is_some() || is_planned(plan, device) {
+            return;
+        }
+        let guests = (0..view.tenants().len() as u32).map(TenantId).filter_map(|tenant| {
+            let replica = context.demand.replica_on(tenant, device)?;
+            let wanted = !is_latency(view, tenant) && context.demand.waiting(tenant).is_some();
+            (wanted && memory.weight_state(replica.model).is_none()).then_some((self.turn_of(tenant), tenant, replica))
+        });
+        let Some((_, tenant, replica)) = guests.min_by_key(|&(turn, tenant, _)| (turn, tenant)) else { return };
+        let Some(from) = source(context, self.places.homes(tenant), replica.model, device) else { return };
+        if self.load(context, device, (replica.model, from), false, plan) {
+            return;
+        }
+        let Some((idle, WeightState::Resident)) = last_slot(memory) else { return };
+        let Some(other) = view.model(idle).map(|model| model.tenant()) else { return };
+        let unused = context.demand.replica_on(other, device).is_some_and(|one| one.running == 0 && !one.in_flight);
+        let space = &mut self.devices[device.index()].space;
+        let may_go = !is_latency(view, other) || space.is_unused(context.now, stay(context, device));
+        if unused && may_go && view.owner(device) != Some(other) {
+            plan.actions.push(Action::EvictWeights { model: idle, device });
+            space.changed_at = Some(context.now);
+            space.asked = Some((replica.model, from));
+            self.look_again(context, device);
+        }
     }
 
     /// Lets best-effort sequences give back `wanted` blocks of a device with an empty lane, those of guests
@@ -200,8 +269,10 @@ impl SliceFill {
     }
 }
 
-fn is_owned_by_best_effort(context: &Context<'_>, device: DeviceId) -> bool {
-    context.view.owner(device).is_some_and(|owner| !is_latency(context.view, owner))
+/// How long a latency-sensitive guest has not run on a device when its weights give way to best-effort work.
+fn stay(context: &Context<'_>, device: DeviceId) -> Nanos {
+    let best_effort = context.view.owner(device).is_some_and(|owner| !is_latency(context.view, owner));
+    if best_effort { OWNER_WAIT } else { GUEST_STAY }
 }
 
 /// The weights that lie last in the part for weights.

@@ -15,6 +15,7 @@ mod baselines;
 mod determinism;
 mod faults;
 mod future;
+mod guests;
 mod lending;
 mod predictor;
 mod rig;
