@@ -241,6 +241,40 @@ fn a_throttled_device_is_slow_for_a_while() {
     assert_eq!(ran(&engine, work), Some((0, 35, 0)));
 }
 
+/// The same on each of two lanes that do not slow each other; the second has 5 ns less to do.
+#[test]
+fn lanes_that_share_a_throttled_device_are_slow_as_long_as_it_is() {
+    let mut engine = Engine::default();
+    let device = engine.add_device(MemoryState::of(Bytes::ZERO));
+    let lanes = [engine.add_lane_of(device), engine.add_lane_of(device)];
+    let cost = engine.add_cost(JobCost::from_block(&[Nanos(10)], 3));
+    let first = engine.add(Node::operators(lanes[0], cost, 0..3));
+    let second = engine.add(Node::fixed(lanes[1], Nanos(25)));
+    engine.set_speed(device, Rate::of(1, 2), Nanos(15));
+    engine.set_speed(device, Rate::ONE, Nanos(25));
+    engine.run(Nanos::MAX);
+    assert_eq!(ran(&engine, first), Some((0, 35, 0)));
+    assert_eq!(ran(&engine, second), Some((0, 30, 0)));
+}
+
+/// What a device at full speed is told of full speed: its lanes run on, one for 30 and one for 25.
+#[test]
+fn full_speed_changes_nothing_at_full_speed() {
+    let mut engine = Engine::default();
+    let device = engine.add_device(MemoryState::of(Bytes::ZERO));
+    let lanes = [engine.add_lane_of(device), engine.add_lane_of(device)];
+    let cost = engine.add_cost(JobCost::from_block(&[Nanos(10)], 3));
+    let first = engine.add(Node::operators(lanes[0], cost, 0..3));
+    let second = engine.add(Node::fixed(lanes[1], Nanos(25)));
+    let next = engine.add(Node::fixed(lanes[1], Nanos(4)));
+    engine.set_speed(device, Rate::ONE, Nanos(15));
+    engine.run(Nanos::MAX);
+    assert_eq!(ran(&engine, first), Some((0, 30, 0)));
+    assert_eq!(ran(&engine, second), Some((0, 25, 0)));
+    assert_eq!(ran(&engine, next), Some((25, 29, 0)));
+    assert_eq!(engine.operators(), 5);
+}
+
 /// Two ranks of [4 | collective of 6 | 5]. The first starts at 0 and reaches the collective at 4,
 /// the second only at 3 + 4 because its lane is busy until 3. The collective ends at 13, both at 18.
 #[test]

@@ -13,8 +13,8 @@ use slicescheduler_simulator::engine::{Engine, Hold, MemoryPoint, MemoryState, N
 use slicescheduler_simulator::interference::{Demand, JobDemand, MaxMin, Rate};
 
 /// Lanes of each device. The lanes of the first two slow each other.
-const LANES_OF: [usize; 4] = [2, 3, 1, 1];
-const LANES: usize = 7;
+const LANES_OF: [usize; 5] = [2, 3, 2, 1, 1];
+const LANES: usize = 9;
 
 #[derive(Clone, Debug)]
 struct Item {
@@ -60,7 +60,7 @@ fn scenario() -> impl Strategy<Value = Scenario> {
             sends,
         },
     );
-    let speeds = prop::collection::vec((0..LANES_OF.len(), 1u64..4, 0u64..200), 0..2);
+    let speeds = prop::collection::vec((0..LANES_OF.len(), 1u64..4, 0u64..200), 0..4);
     (prop::collection::vec(item, 1..80), speeds, 1u64..300).prop_map(|(items, speeds, horizon)| Scenario {
         items,
         speeds,

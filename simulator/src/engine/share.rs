@@ -254,6 +254,7 @@ impl Engine {
         if let [one, other] = state.lanes[..]
             && state.running == 2
             && state.speed == Rate::ONE
+            && state.interferes()
         {
             return self.rate_pair(device, [one, other]);
         }
@@ -274,7 +275,7 @@ impl Engine {
         }
     }
 
-    /// Asks for the rates of the operators on the two lanes of a device at full speed.
+    /// Asks for the rates of the operators on the two lanes of a device at full speed, which slow each other.
     fn rate_pair(&mut self, device: u32, pair: [u32; 2]) {
         let runners = pair.map(|lane| {
             if self.lanes[lane as usize].doing == Doing::Whole {

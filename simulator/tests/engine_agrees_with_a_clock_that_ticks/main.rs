@@ -15,7 +15,7 @@ use slicescheduler_gmg::plan::Rank;
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 use slicescheduler_simulator::cost::JobCost;
 use slicescheduler_simulator::engine::{CostRef, Engine, Hold, LaneRef, MemoryState, Node, NodeRef};
-use slicescheduler_simulator::interference::{Interference, JobDemand, MaxMin, Proportional};
+use slicescheduler_simulator::interference::{Exclusive, Interference, JobDemand, MaxMin, Proportional};
 
 use reference::{Answer, Reference, Times, plain};
 use scenario::{BANDWIDTH, Block, DEVICE_OF, DEVICES, LANES, Scenario, USABLE, With, Work, scenario};
@@ -40,7 +40,10 @@ fn add(
     let memory = engine.add_device(MemoryState::of(Bytes(USABLE)));
     engine.record_memory(memory);
     let devices: Vec<_> = (0..DEVICES).map(|_| engine.add_device(MemoryState::of(Bytes(0)))).collect();
-    devices.iter().for_each(|&device| engine.set_interference(device, model.clone()));
+    // Lanes that do not disturb each other are those of a device without an interference.
+    if model.name() != Exclusive.name() {
+        devices.iter().for_each(|&device| engine.set_interference(device, model.clone()));
+    }
     let lanes: Vec<_> = (0..LANES).map(|lane| engine.add_lane_of(devices[DEVICE_OF[lane]])).collect();
     for (&lane, costs) in lanes.iter().zip(&scenario.launch) {
         costs.iter().for_each(|costs| engine.set_launch_costs(lane, *costs));
@@ -134,7 +137,8 @@ fn by_ticking(scenario: &Scenario, model: &Arc<dyn Interference>) -> Answer {
 }
 
 fn models() -> impl Strategy<Value = Arc<dyn Interference>> {
-    prop_oneof![Just(Arc::new(MaxMin) as Arc<dyn Interference>), Just(Arc::new(Proportional) as Arc<dyn Interference>)]
+    let models: [Arc<dyn Interference>; 3] = [Arc::new(MaxMin), Arc::new(Proportional), Arc::new(Exclusive)];
+    prop::sample::select(models.to_vec())
 }
 
 const PLAIN: With = With { contention: false, gangs: false, launches: false, recalls: false };
