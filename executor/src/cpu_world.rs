@@ -6,10 +6,11 @@
 //! allocates nothing for tensors after it was made.
 //!
 //! **Order and right of way** are those of [`lane`](crate::lane): by rank, in order within a rank,
-//! and an entry yields to one of higher rank: between two operators, and between the parts of products and of
-//! attention, each of which takes a fraction of a millisecond ([`Parts`](crate::kernels::Parts)). A job that was recalled goes on
-//! where it was, its activations being where they were; to the graph, an operator that was stopped in the
-//! middle has not run.
+//! and an entry yields to one of higher rank: between two operators, and between the
+//! [parts](crate::kernels::Parts) of products and of attention. A part of a product takes a fraction of a millisecond; of a
+//! product grouped by experts it is all rows of one expert, and of attention one row over its whole context, which can
+//! take longer. A job that was recalled goes on where it was, its activations being where they were; to the graph, an
+//! operator that was stopped in the middle has not run.
 //!
 //! **Tokens.** Requests are entered with their prompt. What an iteration samples is appended and
 //! reported with [`Event::Finished`]; a request ends at its limit or its end-of-sequence token. The

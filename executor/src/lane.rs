@@ -219,9 +219,9 @@ impl Reporter {
     }
 }
 
-/// The handle of a lane. Dropping it ends the lane: the running operator runs to its end, then
-/// whatever has not started is reported as recalled (if it was running) or cancelled (if it
-/// waited), and the thread is gone when the drop returns. It must not be dropped from within one
+/// The handle of a lane. Dropping it ends the lane: the running operator ends, or stops if it
+/// [can](Program::step_until), then whatever has not run to its end is reported as recalled (if it was running) or
+/// cancelled (if it waited), and the thread is gone when the drop returns. It must not be dropped from within one
 /// of its own operators, which would wait for itself.
 pub struct Lane {
     queue: Arc<Queue>,
@@ -276,7 +276,8 @@ impl Lane {
     /// As [`enqueue`](Self::enqueue), but an entry that is not taken is given back.
     ///
     /// # Errors
-    /// As there, with the entry. There is room after the lane's next event.
+    /// As there, with the entry. There is room after the lane's second event from now at the latest: the first may be
+    /// of the entry that runs, before the next one is taken.
     pub fn offer(&self, entry: Entry) -> Result<Ticket, Box<Refused>> {
         let len = entry.program.len();
         let ops = entry.ops.clone().unwrap_or(0..len);

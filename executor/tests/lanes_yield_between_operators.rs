@@ -413,7 +413,7 @@ fn an_operator_that_can_stop_does_so_for_a_higher_rank_and_for_a_recall() {
 }
 
 #[test]
-fn a_full_lane_gives_an_entry_back_and_takes_it_after_its_next_event() {
+fn a_full_lane_gives_an_entry_back_and_takes_it_after_its_second_event() {
     let (lane, events) = lane();
     let (entry, gate) = gated(1, 0, 0);
     lane.enqueue(entry).unwrap();

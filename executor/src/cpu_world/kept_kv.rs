@@ -2,7 +2,8 @@
 //! without being computed again.
 //!
 //! A sequence that is [kept](super::CpuWorld::keep_kv) has its blocks copied as they become full, by the lane that
-//! filled them, at the end of the job. A block that is full is not written again, so each is copied once, and what
+//! filled them, at the end of the job. A block that is full is written again only by a job that computes its tokens
+//! anew, with the same bits (kernels are batch-invariant), so each is copied once and its copy stays true. What
 //! evicting the sequence loses is at most the tokens of one block. Copies go back into blocks before
 //! the first operator of the job that [needs them](super::CpuWorld::restore_kv), and over a link to another world
 //! ([`KvCopy::outgoing`], [`IncomingKv`]), from memory that no lane uses: while they are under way, lanes go on.

@@ -129,7 +129,7 @@ impl CpuWorld {
         let device = self.devices.get(lane.device.index()).ok_or(WorldError::NoSuchLane(lane))?;
         let queue = device.lanes.get(usize::from(lane.index)).ok_or(WorldError::NoSuchLane(lane))?;
         for flight in self.flights.values_mut().filter(|flight| flight.job == job && flight.grant.lane == lane) {
-            // If it is too late, the entry finishes, and its fate does not matter.
+            // If it is too late, the last operator runs and may still be stopped: then its fate counts, too.
             queue.recall(&flight.ticket);
             flight.fate = fate;
         }

@@ -38,8 +38,9 @@ impl ExpertTable {
         Ok(Self { by_degree })
     }
 
-    /// The time of `tokens` tokens on one of `degree` ranks, from the measured degree that is nearest. Which experts a token takes is not known: it takes `per_token` of `experts` at random, so `tokens`
-    /// of them activate `experts * (1 - (1 - per_token/experts)^tokens)` on average.
+    /// The time of `tokens` tokens on one of `degree` ranks, from the measured degree that is nearest. Which experts a
+    /// token takes is not known: it takes `per_token` of `experts` at random, so `tokens` of them activate
+    /// `experts * (1 - (1 - per_token/experts)^tokens)` on average.
     pub fn read_at(&self, tokens: f64, experts: u32, per_token: u32, degree: u32) -> Option<Reading> {
         let (_, table) = self.by_degree.iter().min_by_key(|(measured, _)| measured.abs_diff(degree.max(1)))?;
         let experts = f64::from(experts.max(1));
