@@ -157,7 +157,7 @@ struct Candidate {
     due: Nanos,
     /// When its most urgent token has to come for the mean time per output token.
     pace: Nanos,
-    /// True if it should run at once: it computes a prompt, or its owner does not lend its slack.
+    /// True if it should run at once: it computes a prompt that is not small, or its owner does not lend its slack.
     at_once: bool,
 }
 

@@ -221,6 +221,9 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
     match name {
         "reserve_percent" => options.reserve_percent = whole(100)?,
         "pace_percent" => options.pace_percent = whole(100)?,
+        "small_prompts" => options.small_prompts = whole(i64::from(u32::MAX))? as u32,
+        "prompt_wait_percent" => options.prompt_wait_percent = whole(100)?,
+        "owner_rate_percent" => options.owner_rate_percent = whole(100)?,
         "min_slice_us" => options.min_slice = Nanos::us(whole(1_000_000)?),
         "guest_tokens" => options.guest_tokens = whole(i64::from(u32::MAX))?.max(1) as u32,
         "guest_blocks_percent" => options.guest_blocks_percent = whole(100)? as u32,
@@ -239,8 +242,8 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
             _ => return Err("\"strict\" or \"slo_slack\" is expected"),
         },
         _ => {
-            return Err("known are reserve_percent, pace_percent, min_slice_us, guest_tokens, owner_blocks_percent, \
-                        guest_blocks_percent, overflow, burst_ttfts, borrow_burst_ms, borrow_percent, guest_stay_ms, lending");
+            return Err("known are reserve_percent, pace_percent, small_prompts, prompt_wait_percent, \
+                        min_slice_us, guest_tokens, owner_blocks_percent, owner_rate_percent, guest_blocks_percent, overflow, burst_ttfts, borrow_burst_ms, borrow_percent, guest_stay_ms, lending");
         }
     }
     Ok(())

@@ -325,7 +325,13 @@ impl Use {
     /// Forgets what the graph does not hold any more, and holds the rest against what it does.
     fn count(&mut self, view: View<'_>, memory: &DeviceMemory) {
         self.weights.retain(|&model, _| memory.weight_state(model).is_some());
-        self.activations.retain(|&job, _| view.job(job).is_some_and(|job| job.arena.is_some()));
+        // A job that was dropped and placed again has another place.
+        self.activations.retain(|&job, spans| {
+            let arena = view.job(job).and_then(|job| job.arena).map(|(_, arena)| arena);
+            let (start, end) = arena.map_or((0, 0), |arena| (arena.offset.get(), (arena.offset + arena.bytes).get()));
+            spans.retain(|span| start <= span.0 && span.1 <= end);
+            arena.is_some()
+        });
         let held: BTreeSet<_> = {
             let sequences = memory.kv().sequences();
             let blocks = sequences.iter().flat_map(|&request| memory.kv().table(request));

@@ -113,12 +113,17 @@ impl SliceFill {
                 rank: view.rank(tenant, device),
                 due: self.scratch.due,
                 pace: self.scratch.pace,
-                at_once: (!self.scratch.is_decode_only() && self.scratch.tokens > self.options.small_prompts)
+                at_once: (!self.scratch.is_decode_only() && !self.is_small())
                     || !self.lends(context, tenant)
                     || self.is_tight(context, &replica),
             });
         }
         candidates
+    }
+
+    /// True if the prompts of the latest plan begin with it and are so small that others may join them.
+    fn is_small(&self) -> bool {
+        self.scratch.prefills == self.scratch.admitted && self.scratch.tokens <= self.options.small_prompts
     }
 
     /// True if the latest plan is smaller than it could be for want of blocks.
@@ -179,8 +184,13 @@ impl SliceFill {
             if replica.in_flight || !view.is_resident(replica.model, device) {
                 continue;
             }
-            let limits = self.best_effort_limits(context, &replica, plan);
+            let mut limits = self.best_effort_limits(context, &replica, plan);
             context.demand.peek(replica.id, limits, &mut self.scratch);
+            if self.scratch.is_empty() && !self.is_short() && replica.running == 0 {
+                // A prompt that is not cut may have more tokens.
+                limits.tokens = u32::MAX;
+                context.demand.peek(replica.id, limits, &mut self.scratch);
+            }
             if self.is_short() && self.give_up_slot(context, device, Need::BestEffort, plan) {
                 context.demand.peek(replica.id, limits, &mut self.scratch);
             }

@@ -68,9 +68,11 @@ impl Chunks {
     }
 }
 
-/// The whole tiles nearest to `tokens`; at least one.
-fn in_tiles(tokens: u32) -> u32 {
-    (tokens.saturating_add(TILE / 2) / TILE).max(1).saturating_mul(TILE)
+/// The whole tiles nearest to a token for each of `running` sequences and `prompts` tokens of prompts, with
+/// room for [`LEAST`] of those.
+fn in_tiles(running: u32, prompts: u32) -> u32 {
+    let nearest = running.saturating_add(prompts).saturating_add(TILE / 2) / TILE;
+    nearest.max(running.saturating_add(LEAST).div_ceil(TILE)).saturating_mul(TILE)
 }
 
 impl SliceFill {
@@ -97,10 +99,9 @@ impl SliceFill {
         });
         let held = view.memory(replica.device).map_or(0, |memory| memory.kv().used_by(tenant));
         let blocks = u64::from(held) + u64::from(blocks) / shares.count().max(1) as u64;
-        let capacity = blocks * block_tokens(view, replica) * FILL_PERCENT / 100;
+        let capacity = blocks.saturating_mul(block_tokens(view, replica)) / 100 * FILL_PERCENT;
         let prompts = self.chunks.even(tenant, capacity).unwrap_or(self.options.guest_tokens);
-        let budget = context.demand.token_budget(tenant);
-        in_tiles(replica.running.saturating_add(prompts)).min(budget).max(replica.running)
+        in_tiles(replica.running, prompts).min(context.demand.token_budget(tenant)).max(replica.running)
     }
 }
 
@@ -135,11 +136,14 @@ mod tests {
         #[test]
         fn any_lengths_and_capacities_give_a_rate(
             lengths in prop::collection::vec((any::<u32>(), any::<u32>()), 1..20), capacity: u64,
+            running in 0u32..100_000,
         ) {
             let mut chunks = Chunks::default();
             lengths.iter().for_each(|&(prompt, output)| chunks.learn(TenantId(0), prompt, output));
             let rate = chunks.even(TenantId(0), capacity).unwrap();
-            prop_assert!(rate >= LEAST && in_tiles(rate) >= TILE);
+            prop_assert!(rate >= LEAST && in_tiles(running, rate) >= running + LEAST);
+            let near = in_tiles(running, rate.min(10_000)).abs_diff(running + rate.min(10_000));
+            prop_assert!(near <= TILE, "{near} rows away");
         }
     }
 }

@@ -113,7 +113,7 @@ impl SliceFill {
     }
 
     /// True if weights of the tenant are on their way to where they were asked for last.
-    fn is_coming(&self, context: &Context<'_>, tenant: TenantId, model: ModelId) -> bool {
+    pub(super) fn is_coming(&self, context: &Context<'_>, tenant: TenantId, model: ModelId) -> bool {
         let Some(device) = self.places.fetching.get(tenant.index()).copied().flatten() else { return false };
         let state = context.view.memory(device).and_then(|memory| memory.weight_state(model));
         let asked = self.devices.get(device.index()).and_then(|state| state.space.asked);

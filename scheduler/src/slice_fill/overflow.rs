@@ -5,7 +5,7 @@ use std::ops::Bound;
 use smallvec::SmallVec;
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, RequestId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, ModelId, RequestId, TenantId};
 use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::plan::{Action, BatchLimits, Plan, Rank, Work};
 use slicescheduler_gmg::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, TOKENS};
@@ -38,7 +38,11 @@ impl SliceFill {
             next = self.places.idle.range(after).next().copied();
             if !runs_nothing(context, device) {
                 self.places.idle.remove(&device);
-            } else if context.demand.replica_on(tenant, device).is_some() {
+            } else if let Some(replica) = context.demand.replica_on(tenant, device) {
+                let is_coming = fetches(plan, replica.model) || self.is_coming(context, tenant, replica.model);
+                if is_coming && !context.view.is_resident(replica.model, device) {
+                    continue;
+                }
                 self.fill(context, device, plan);
                 if forms(plan, tenant) {
                     return;
@@ -69,7 +73,9 @@ impl SliceFill {
         self.starts.set(replica.device, None);
         let candidates = self.latency_candidates(context, replica.device, plan);
         let Some(own) = candidates.iter().find(|candidate| candidate.rank == Rank::OwnerLatency) else { return true };
-        let waits = !own.at_once && !runs_nothing(context, replica.device);
+        let beside_guest =
+            !runs_nothing(context, replica.device) && runs_below(context, replica.device, Rank::GuestLatency);
+        let waits = !own.at_once && beside_guest;
         match waits.then(|| self.latest_alone(context, replica.device, own)).flatten() {
             Some(latest) => self.starts.set(replica.device, Some(latest)),
             None => self.start(context, replica.device, own, plan),
@@ -200,6 +206,11 @@ impl SliceFill {
             && runs_below(context, device, Rank::GuestLatency)
             && self.is_calm(context, device)
     }
+}
+
+/// True if an earlier action of the plan fetches the weights.
+pub(super) fn fetches(plan: &Plan, wanted: ModelId) -> bool {
+    plan.actions.iter().any(|action| matches!(action, Action::Prefetch { model, .. } if *model == wanted))
 }
 
 /// A forecast's stand-in for an iteration that computes `tokens` tokens of waiting prompts.

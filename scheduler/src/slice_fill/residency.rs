@@ -7,7 +7,7 @@ use slicescheduler_gmg::units::Bytes;
 use crate::baseline::fits;
 use crate::policy::{Residency, TenantShape, owners_only};
 
-/// Owners on their devices; best-effort tenants in turn on those of latency-sensitive owners, one on each: two
+/// Owners on their devices; best-effort tenants in turn on those that no best-effort tenant owns, one on each: two
 /// would halve each other's batches and read two models' weights for them. Then latency-sensitive tenants in turn
 /// on the devices of others, one on each, those of best-effort owners first, since nobody there has a due time to
 /// lose. Not more than one: KV cache is worth more than a choice of guests.

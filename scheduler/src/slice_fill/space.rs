@@ -21,6 +21,7 @@ use crate::placing::{free_blocks_after, is_latency, owner_replica, promised_by};
 use crate::policy::Context;
 use crate::slice_fill::agenda::tenants_on;
 use crate::slice_fill::fetch::source;
+use crate::slice_fill::overflow::fetches;
 use crate::slice_fill::{REPLAN, SliceFill};
 
 /// How long weights stay on a device, or away from it, before best-effort work has them changed: a
@@ -147,9 +148,14 @@ impl SliceFill {
     /// Brings weights back to a device with an empty lane: those that a burst asked for, or those that had to
     /// give way to the owner, when it has not lacked blocks for a while and would not lack them then.
     pub(super) fn take_slot_back(&mut self, context: &Context<'_>, device: DeviceId, plan: &mut Plan) {
+        if is_planned(plan, device) {
+            return;
+        }
         let space = &mut self.devices[device.index()].space;
         if let Some((model, source)) = space.asked.take() {
-            self.load(context, device, (model, source), true, plan);
+            // Best-effort work waits for a burst, not for other best-effort work.
+            let burst = context.view.model(model).is_some_and(|model| is_latency(context.view, model.tenant()));
+            self.load(context, device, (model, source), burst, plan);
             return;
         }
         let settled = space.short_at + SLOT_STAY <= context.now && space.is_settled(context.now);
@@ -158,8 +164,8 @@ impl SliceFill {
         let from = source(context, self.places.homes(tenant), model, device);
         let space = &mut self.devices[device.index()].space;
         space.changed_at = Some(context.now);
-        if from.is_some_and(|from| self.load(context, device, (model, from), false, plan)) {
-            self.devices[device.index()].space.gone.pop();
+        if let Some(from) = from {
+            self.load(context, device, (model, from), false, plan);
         }
     }
 
@@ -195,6 +201,7 @@ impl SliceFill {
         plan.actions.push(Action::Prefetch { model, device, source });
         let state = &mut self.devices[device.index()];
         state.space.changed_at = Some(context.now);
+        state.space.gone.retain(|&gone| gone != model);
         state.guest_since = context.now;
         if is_latency(view, described.tenant()) {
             state.space.guest_at = Some(context.now);
@@ -222,28 +229,34 @@ impl SliceFill {
             self.slots.set(device, wake);
             return;
         }
-        if !space.is_settled(context.now) || space.asked.is_some() || is_planned(plan, device) {
+        let owner_is_short = !space.gone.is_empty() && context.now < space.short_at + SLOT_STAY;
+        if !space.is_settled(context.now) || owner_is_short || space.asked.is_some() || is_planned(plan, device) {
             return;
         }
         let guests = (0..view.tenants().len() as u32).map(TenantId).filter_map(|tenant| {
             let replica = context.demand.replica_on(tenant, device)?;
             let wanted = !is_latency(view, tenant) && context.demand.waiting(tenant).is_some();
-            (wanted && memory.weight_state(replica.model).is_none()).then_some((self.turn_of(tenant), tenant, replica))
+            let is_coming = fetches(plan, replica.model) || self.is_coming(context, tenant, replica.model);
+            let absent = memory.weight_state(replica.model).is_none();
+            (wanted && absent && !is_coming).then_some((self.turn_of(tenant), tenant, replica))
         });
         let Some((_, tenant, replica)) = guests.min_by_key(|&(turn, tenant, _)| (turn, tenant)) else { return };
         let Some(from) = source(context, self.places.homes(tenant), replica.model, device) else { return };
         if self.load(context, device, (replica.model, from), false, plan) {
+            self.places.fetching[tenant.index()] = Some(device);
             return;
         }
         let Some((idle, WeightState::Resident)) = last_slot(memory) else { return };
         let Some(other) = view.model(idle).map(|model| model.tenant()) else { return };
         let unused = context.demand.replica_on(other, device).is_some_and(|one| one.running == 0 && !one.in_flight);
         let space = &mut self.devices[device.index()].space;
-        let may_go = !is_latency(view, other) || space.is_unused(context.now, stay(context, device));
+        let may_go = context.demand.waiting(other).is_none()
+            && (!is_latency(view, other) || space.is_unused(context.now, stay(context, device)));
         if unused && may_go && view.owner(device) != Some(other) {
             plan.actions.push(Action::EvictWeights { model: idle, device });
             space.changed_at = Some(context.now);
             space.asked = Some((replica.model, from));
+            self.places.fetching[tenant.index()] = Some(device);
             self.look_again(context, device);
         }
     }

@@ -58,8 +58,9 @@ pub struct DeviceStatus {
     pub activations: Bytes,
     /// The most bytes that were ever in use at one time.
     pub peak: Bytes,
-    /// The most that was forecast before each action. Never below [`peak`](Self::peak), and equal to it where sequences
-    /// and jobs leave in the order that was forecast.
+    /// The most that was forecast before each plan was carried out; a plan of which the graph drops an action is not
+    /// forecast. Otherwise never below [`peak`](Self::peak), and equal to it where sequences and jobs leave in the
+    /// order that was forecast.
     pub forecast_peak: Bytes,
     /// What may be used.
     pub usable: Bytes,
