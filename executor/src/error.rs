@@ -159,13 +159,23 @@ pub enum ExecutorError {
         /// How many the program has.
         len: u32,
     },
+    /// An operator has more inputs than a call keeps account of.
+    #[error("operator {op} has {inputs} inputs; at most {most} are supported")]
+    Inputs {
+        /// The operator.
+        op: String,
+        /// Its inputs.
+        inputs: usize,
+        /// As many as may be.
+        most: usize,
+    },
     /// The lane has ended and takes no more entries.
     #[error("the lane has ended; enqueue on a lane that is alive")]
     LaneEnded,
-    /// As many entries wait on a lane as may.
-    #[error("{waiting} entries wait on the lane, as many as may; wait for one of its events")]
+    /// As many entries wait on a lane before another one as may.
+    #[error("{waiting} entries of its rank or above wait on the lane, as many as may; wait for two of its events")]
     LaneFull {
-        /// Entries that wait.
+        /// Entries of its rank or above that wait.
         waiting: usize,
     },
     /// The host could not give a lane its thread.

@@ -107,8 +107,9 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// Entries that may wait on a lane. What is handed down ahead is a short queue; a caller that outruns a lane by
-/// this many is to wait for its events.
+/// Entries that may wait on a lane before one of the same rank or a lower one. What is handed down ahead is a short
+/// queue; a caller that outruns a lane by this many is to wait for its events. Those of lower rank do not count, so
+/// they keep nobody out; in all, no more than this many wait for each rank that is in use.
 pub const QUEUE: usize = 1024;
 
 /// An entry that was not taken, to be offered again.
@@ -268,7 +269,7 @@ impl Lane {
     /// # Errors
     /// [`ExecutorError::OperatorRange`] when the entry has no operator or one that its program does
     /// not have, [`ExecutorError::LaneEnded`] when the lane's thread is gone, [`ExecutorError::LaneFull`] when
-    /// [`QUEUE`] entries wait. The entry is dropped then; [`offer`](Self::offer) gives it back.
+    /// [`QUEUE`] entries of its rank or above wait. The entry is dropped then; [`offer`](Self::offer) gives it back.
     pub fn enqueue(&self, entry: Entry) -> Result<Ticket> {
         self.offer(entry).map_err(|refused| refused.reason)
     }

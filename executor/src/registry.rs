@@ -8,7 +8,7 @@ mod call;
 mod cpu;
 
 use std::collections::HashMap;
-use std::fmt::Debug;
+use std::fmt::{Debug, Display};
 use std::sync::Arc;
 
 use slicescheduler_gmg::dtype::DType;
@@ -16,6 +16,7 @@ use slicescheduler_gmg::graph::{OpGraph, OpView, TensorView};
 use slicescheduler_gmg::id::TensorId;
 use slicescheduler_gmg::semantics::OpKind;
 
+use call::INPUTS;
 pub(crate) use call::{Batch, Space};
 pub use call::{Call, Touched};
 pub use cpu::CpuKernels;
@@ -177,7 +178,9 @@ impl KernelRegistry {
                     bound.insert(self.bind_site(&site)?).clone()
                 }
             };
-            ops.push(BoundOp { kernel, inputs: op.inputs().collect(), outputs: op.outputs().collect() });
+            let inputs: Box<[_]> = op.inputs().collect();
+            check_inputs(op.name(), inputs.len())?;
+            ops.push(BoundOp { kernel, inputs, outputs: op.outputs().collect() });
         }
         Ok(BoundModel { model, ops })
     }
@@ -191,6 +194,14 @@ impl KernelRegistry {
         })?;
         kernel.bind(site)
     }
+}
+
+/// A call keeps account of so many inputs and no more.
+fn check_inputs(op: impl Display, inputs: usize) -> Result<()> {
+    if inputs > INPUTS {
+        return Err(ExecutorError::Inputs { op: op.to_string(), inputs, most: INPUTS });
+    }
+    Ok(())
 }
 
 /// An operator of a template, ready to run.
@@ -222,6 +233,13 @@ mod tests {
         assert!(registry.get(&OpKind::MatMul, DType::Q4_1).is_some());
         assert!(registry.get(&OpKind::MatMul, DType::F8).is_none());
         assert!(registry.get(&OpKind::custom("matmul"), DType::F32).is_none());
+    }
+
+    #[test]
+    fn an_operator_with_more_inputs_than_are_accounted_for_is_refused() {
+        assert!(check_inputs("wide", 64).is_ok());
+        let refused = check_inputs("wide", 65).unwrap_err();
+        assert!(matches!(refused, ExecutorError::Inputs { inputs: 65, most: 64, .. }), "{refused}");
     }
 
     #[test]

@@ -431,3 +431,26 @@ fn a_full_lane_gives_an_entry_back_and_takes_it_after_its_second_event() {
     lane.offer(refused.entry).unwrap();
     assert!(events.iter().take(QUEUE).map(|event| event.tag).eq(2..=last));
 }
+
+#[test]
+fn a_lane_full_of_a_lower_rank_has_room_for_a_higher_one() {
+    let (lane, events) = lane();
+    let (entry, gate) = gated(1, 2, 0);
+    lane.enqueue(entry).unwrap();
+    gate.begins(0);
+    let (low, high) = (QUEUE as u64, 2 * QUEUE as u64);
+    for tag in 1..=low {
+        lane.enqueue(calls(1, tag, |_| Ok(()))).unwrap();
+    }
+    let of_rank = |rank, tag| Entry { rank: Rank(rank), ..calls(1, tag, |_| Ok(())) };
+    for tag in low + 1..=high {
+        lane.enqueue(of_rank(1, tag)).unwrap();
+    }
+    for rank in [0, 1] {
+        let refused = lane.enqueue(of_rank(rank, 0)).unwrap_err();
+        assert!(matches!(refused, ExecutorError::LaneFull { waiting } if waiting == QUEUE * (2 - usize::from(rank))));
+    }
+    gate.release();
+    let order = std::iter::once(0).chain(low + 1..=high).chain(1..=low);
+    assert!(events.iter().take(1 + 2 * QUEUE).map(|event| event.tag).eq(order));
+}

@@ -104,10 +104,12 @@ impl CpuWorld {
         let LaneEvent { tag, next_op, started, finished: at, outcome, .. } = event;
         let Some(flight) = self.flights.remove(&tag) else { return };
         self.operators += u64::from(next_op - flight.ops.start);
-        let failed = matches!(&outcome, Outcome::Failed(error) if !matches!(error, ExecutorError::NotReached { .. }));
+        // The job, by this entry or by one before it.
         let stopped = flight.progress.place().1 > 0;
-        // An operator that failed or was stopped had its blocks cleared before it.
-        let used = failed || stopped || next_op > flight.ops.start;
+        // The first operator that starts in its turn has the blocks cleared and filled before it, even if it fails or is
+        // stopped. One that was recalled before, or out of its turn, has not touched them.
+        let reached = !matches!(&outcome, Outcome::Failed(ExecutorError::NotReached { .. }));
+        let used = reached && flight.ticket.next_op() > flight.ops.start;
         self.give_back(&flight.grant, used);
         if used {
             flight.restored.iter().for_each(|&request| {
@@ -125,7 +127,7 @@ impl CpuWorld {
                 events.push(Event::Finished { job, ops, lane, started, at, tokens, ended });
             }
             Outcome::Failed(ExecutorError::DeviceLost(device)) => self.losses.push(device),
-            Outcome::Failed(error) if failed => {
+            Outcome::Failed(error) if reached => {
                 events.push(failure(job, lane, at, next_op, error.to_string()));
                 self.mute(job);
             }

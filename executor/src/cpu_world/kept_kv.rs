@@ -213,6 +213,8 @@ pub(super) struct Keeping {
     pub(super) own: std::ops::Range<usize>,
     /// Tokens that are computed when the job is done.
     pub(super) end: u32,
+    /// The sequence goes on from the copy here, also if nothing of it is needed.
+    pub(super) restores: bool,
     /// Blocks that come from the copy first.
     pub(super) restore: u32,
 }

@@ -44,7 +44,7 @@ impl CpuWorld {
         let batch = self.sequences.batch(spec, memory.kv(), whole)?;
         let blocks = Blocks::of(&model.model, device.layout.kv_block_tokens, 0);
         let keepings = self.sequences.keepings(spec, &batch, id.device, blocks)?;
-        let restored: Vec<_> = keepings.iter().filter(|keeping| keeping.restore > 0).map(|of| of.request).collect();
+        let restored: Vec<_> = keepings.iter().filter(|keeping| keeping.restores).map(|of| of.request).collect();
         let activations = device.granted("activations", launch.arena, device.activations())?;
         let space = Space {
             arena: device.arena.clone(),

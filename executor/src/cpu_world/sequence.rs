@@ -105,7 +105,8 @@ impl Sequences {
             }
             let own = own[0] as usize..own[1] as usize;
             let end = position.saturating_add(row.tokens);
-            keepings.push(Keeping { request, kept: kept.clone(), own, end, restore });
+            let restores = sequence.restore;
+            keepings.push(Keeping { request, kept: kept.clone(), own, end, restores, restore });
         }
         Ok(keepings)
     }

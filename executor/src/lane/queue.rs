@@ -50,10 +50,11 @@ impl Queue {
     }
 
     /// Takes an entry in, before all of lower rank, and recalls the running one if it has to yield.
-    /// Gives the entry back when the lane has ended, or as many wait as may.
+    /// Gives the entry back when the lane has ended, or as many of its rank or above wait as may.
     pub(super) fn push(&self, entry: Entry, ops: Range<u32>) -> Result<Ticket, Box<Refused>> {
         let mut state = self.state();
-        let refused = match state.waiting.len() {
+        let place = state.waiting.partition_point(|waiting| waiting.rank >= entry.rank);
+        let refused = match place {
             _ if state.ended => Some(ExecutorError::LaneEnded),
             waiting if waiting >= QUEUE => Some(ExecutorError::LaneFull { waiting }),
             _ => None,
@@ -65,7 +66,6 @@ impl Queue {
         let first = ops.start;
         let ticket = Ticket { number: state.arrivals, progress: Arc::new(Progress::new(ops)) };
         state.arrivals += 1;
-        let place = state.waiting.partition_point(|waiting| waiting.rank >= rank);
         state.waiting.insert(place, Queued { ticket: ticket.clone(), rank, tag, first, program });
         if let Some(running) = &state.running
             && running.rank < rank

@@ -16,6 +16,9 @@ use crate::kernels::{
 use crate::model::{Home, MatrixFormat, WeightShape};
 use crate::registry::{BoundModel, BoundOp};
 
+/// Inputs that an operator may have.
+pub(super) const INPUTS: usize = u64::BITS as usize;
+
 /// The rows of a job's batch, as the kernels take them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Batch {
@@ -76,7 +79,7 @@ pub struct Call<'a> {
     op: &'a BoundOp,
     operands: Operands<'a>,
     cache_taken: bool,
-    /// The weights that were given, by input; one bit each.
+    /// The weights that were given, by input; one bit each, of [`INPUTS`].
     weights_taken: Cell<u64>,
     parts: Parts<'a>,
 }
@@ -212,7 +215,7 @@ impl<'a> Call<'a> {
     /// what ran against what was planned.
     pub fn touched(&self) -> impl Iterator<Item = Touched> + '_ {
         let activations = self.operands.held().map(|(region, written)| (ByteKind::Activations, region, written));
-        let taken = (0..self.op.inputs.len().min(64)).filter(|index| self.weights_taken.get() & (1 << index) != 0);
+        let taken = (0..self.op.inputs.len().min(INPUTS)).filter(|index| self.weights_taken.get() & (1 << index) != 0);
         let weights = taken.filter_map(|index| match self.home(index)? {
             Home::Slot(offset, shape) => {
                 Some((ByteKind::Weights, shape.region(self.space.slot.offset + offset), false))

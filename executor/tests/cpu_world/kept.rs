@@ -70,6 +70,23 @@ fn what_was_kept_is_not_computed_again_and_no_token_changes() {
     }
 }
 
+/// Three tokens are less than a block, so nothing is kept of them: the request goes on from its start, and its next job
+/// from there.
+#[test]
+fn going_on_from_a_copy_of_nothing_is_a_start() {
+    let (asked, output) = (prompt(4, 10), 6);
+    let mut rig = rig();
+    let request = rig.request(0, &asked, output);
+    rig.keep(request);
+    iterate(&mut rig, request, 3, DeviceId(0), None);
+    assert_eq!(rig.world.kept_tokens(request), 0);
+    rig.release(request);
+    rig.restore(request);
+    // Ten tokens, of which blocks of four are kept: the next job begins behind them.
+    rig.run_alone(request);
+    assert_eq!(rig.world.tokens(request), alone(0, &asked, output));
+}
+
 /// The n-th operator fails.
 #[derive(Debug)]
 struct Nth(AtomicU32);
