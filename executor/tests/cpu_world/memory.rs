@@ -102,7 +102,13 @@ impl BoundKernel for BoundWitness {
 #[derive(Debug)]
 enum Moment {
     Launched(JobId, DeviceId),
-    Ended { job: JobId, lane: LaneId, ops: Range<u32> },
+    /// `seen`: records of the lane by then.
+    Ended {
+        job: JobId,
+        lane: LaneId,
+        ops: Range<u32>,
+        seen: usize,
+    },
 }
 
 /// A rig under a witness, and its history.
@@ -148,7 +154,8 @@ impl Watched {
                 _ => None,
             };
             if let Some((job, lane, ops)) = ended {
-                self.history.push((before, Moment::Ended { job, lane, ops }));
+                let seen = self.witness.seen.lock().unwrap().get(&lane).map_or(0, VecDeque::len);
+                self.history.push((before, Moment::Ended { job, lane, ops, seen }));
             }
         }
         events
@@ -159,7 +166,8 @@ impl Watched {
     fn check(self) -> Vec<(Bytes, Bytes)> {
         let Self { rig, witness, history } = self;
         let mut replayed = Gmg::restore(&rig.start);
-        let mut seen = std::mem::take(&mut *witness.seen.lock().unwrap());
+        let mut seen_of = std::mem::take(&mut *witness.seen.lock().unwrap());
+        let all: BTreeMap<_, _> = seen_of.iter().map(|(&lane, records)| (lane, records.len())).collect();
         let mut applied = 0;
         let mut planned: BTreeMap<JobId, Planned> = BTreeMap::new();
         let mut use_of = [Use::default(), Use::default()];
@@ -174,9 +182,9 @@ impl Watched {
                     let again = Planned::of(replayed.view(), job, device, reached);
                     planned.insert(job, again);
                 }
-                Moment::Ended { job, lane, ops } => {
+                Moment::Ended { job, lane, ops, seen } => {
                     let planned = planned.get_mut(&job).unwrap();
-                    let records = seen.entry(lane).or_default();
+                    let records = seen_of.entry(lane).or_default();
                     let first = if ops.start == u32::MAX { planned.reached } else { ops.start };
                     for op in first..ops.end {
                         let record = records.pop_front().unwrap();
@@ -185,7 +193,11 @@ impl Watched {
                         use_of[lane.device.index()].touch(job, planned, &record);
                     }
                     planned.reached = ops.end;
-                    if records.front().is_some_and(|record| record.stopped && record.op == ops.end) {
+                    // The next entry may have stopped at the same operator: its job lies elsewhere, or was placed
+                    // after this one had been heard of.
+                    let by_then = all.get(&lane).map_or(0, |all| all - records.len()) < seen;
+                    let is_its = |record: &Record| record.stopped && record.op == ops.end && planned.holds(record);
+                    if by_then && records.front().is_some_and(is_its) {
                         let record = records.pop_front().unwrap();
                         planned.check(&record);
                         use_of[lane.device.index()].touch(job, planned, &record);
@@ -202,7 +214,7 @@ impl Watched {
             replayed.apply(rig.log[applied].clone()).unwrap();
             applied += 1;
         }
-        assert!(seen.values().all(VecDeque::is_empty), "nothing ran that was not reported");
+        assert!(seen_of.values().all(VecDeque::is_empty), "nothing ran that was not reported");
         let mut peaks = Vec::new();
         for (index, of) in use_of.iter().enumerate() {
             let device = DeviceId(index as u32);
@@ -263,6 +275,12 @@ impl Planned {
             from_start: reached == 0,
             used: arena.offset.get(),
         }
+    }
+
+    /// True if the activations that a record names lie where the job's do.
+    fn holds(&self, record: &Record) -> bool {
+        let mut activations = record.touched.iter().filter(|(kind, ..)| *kind == order(ByteKind::Activations));
+        activations.all(|&(_, start, end)| self.arena.contains(&Region::new(Bytes(start), Bytes(end - start))))
     }
 
     fn check(&mut self, record: &Record) {
