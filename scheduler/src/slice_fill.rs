@@ -31,8 +31,8 @@ mod space;
 use std::ops::Range;
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId, TenantId};
-use slicescheduler_gmg::plan::{Action, BatchLimits, Event, Forecast, Plan, Rank, Work};
+use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId};
+use slicescheduler_gmg::plan::{Action, Event, Forecast, Plan, Rank, Work};
 use slicescheduler_gmg::tenant::{Class, LendingMode};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
@@ -43,7 +43,7 @@ use crate::placing::{
 };
 use crate::policy::{Context, Policy, Residency, TenantShape};
 use crate::slice_fill::agenda::{Agenda, Places, tenants_on};
-use crate::slice_fill::candidates::Candidates;
+use crate::slice_fill::candidates::{Candidate, CandidateWork, Candidates};
 use crate::slice_fill::chunk::Chunks;
 use crate::slice_fill::shares::{Account, OwnerRate};
 use crate::slice_fill::space::Space;
@@ -145,26 +145,6 @@ struct Suspended {
     ops: Range<u32>,
     rank: Rank,
     due: Nanos,
-}
-
-/// Something that could run on a device now.
-#[derive(Clone, Debug)]
-struct Candidate {
-    work: CandidateWork,
-    tenant: TenantId,
-    rank: Rank,
-    /// When its most urgent token is due.
-    due: Nanos,
-    /// When its most urgent token has to come for the mean time per output token.
-    pace: Nanos,
-    /// True if it should run at once: it computes a prompt that is not small, or its owner does not lend its slack.
-    at_once: bool,
-}
-
-#[derive(Clone, Debug)]
-enum CandidateWork {
-    Form { replica: ReplicaId, limits: BatchLimits },
-    Resume { job: JobId, ops: Range<u32> },
 }
 
 /// The policy of this project; see the module's text.

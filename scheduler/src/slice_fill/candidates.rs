@@ -1,9 +1,11 @@
 //! What could run on a device now, and how long latency-sensitive work can wait.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, LaneId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ReplicaId, TenantId};
 use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::plan::{Action, BatchLimits, Fate, Plan, Question, Rank, Work};
 use slicescheduler_gmg::tenant::LendingMode;
@@ -13,9 +15,29 @@ use crate::demand::ReplicaInfo;
 use crate::explain::{Reason, What};
 use crate::placing::{block_tokens, free_blocks_after, is_latency, lane_of, owner_replica, total_blocks, unlimited};
 use crate::policy::Context;
+use crate::slice_fill::SliceFill;
 use crate::slice_fill::agenda::tenants_on;
 use crate::slice_fill::space::Need;
-use crate::slice_fill::{Candidate, CandidateWork, SliceFill};
+
+/// Something that could run on a device now.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub(super) work: CandidateWork,
+    pub(super) tenant: TenantId,
+    pub(super) rank: Rank,
+    /// When its most urgent token is due.
+    pub(super) due: Nanos,
+    /// When its most urgent token has to come for the mean time per output token.
+    pub(super) pace: Nanos,
+    /// True if it should run at once: it computes a prompt that is not small, or its owner does not lend its slack.
+    pub(super) at_once: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum CandidateWork {
+    Form { replica: ReplicaId, limits: BatchLimits },
+    Resume { job: JobId, ops: Range<u32> },
+}
 
 pub(super) type Candidates = SmallVec<[Candidate; 4]>;
 
@@ -186,7 +208,11 @@ impl SliceFill {
             }
             let mut limits = self.best_effort_limits(context, &replica, plan);
             context.demand.peek(replica.id, limits, &mut self.scratch);
-            if self.scratch.is_empty() && !self.is_short() && replica.running == 0 {
+            if self.scratch.is_empty()
+                && !self.is_short()
+                && replica.running == 0
+                && context.demand.waiting(tenant).is_some()
+            {
                 // A prompt that is not cut may have more tokens.
                 limits.tokens = u32::MAX;
                 context.demand.peek(replica.id, limits, &mut self.scratch);
