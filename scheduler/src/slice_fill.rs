@@ -56,6 +56,9 @@ pub struct SliceFillOptions {
     /// Slack that is never lent: room for prompts that arrive and for forecasts that are wrong, as
     /// a share of the time to first token, in percent.
     pub reserve_percent: u64,
+    /// How long before they are due, as a share of the time to first token in percent, waiting requests that
+    /// their own devices would only just finish are given to others'.
+    pub overflow_margin_percent: u64,
     /// The pace of a paced answer, as a share of its time per output token, in percent.
     pub pace_percent: u64,
     /// The shortest slice worth starting in.
@@ -98,6 +101,7 @@ impl Default for SliceFillOptions {
     fn default() -> Self {
         Self {
             reserve_percent: 25,
+            overflow_margin_percent: 50,
             pace_percent: 95,
             min_slice: Nanos::ms(1),
             guest_tokens: 512,
@@ -108,7 +112,7 @@ impl Default for SliceFillOptions {
             overflow: true,
             burst_ttfts: 3,
             borrow_burst: Nanos::secs(10),
-            borrow_percent: 10,
+            borrow_percent: 30,
             guest_stay: Nanos::secs(2),
             owner_rate_percent: 10,
             lending: None,

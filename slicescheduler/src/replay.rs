@@ -220,6 +220,7 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
     };
     match name {
         "reserve_percent" => options.reserve_percent = whole(100)?,
+        "overflow_margin_percent" => options.overflow_margin_percent = whole(100)?,
         "pace_percent" => options.pace_percent = whole(100)?,
         "small_prompts" => options.small_prompts = whole(i64::from(u32::MAX))? as u32,
         "prompt_wait_percent" => options.prompt_wait_percent = whole(100)?,
@@ -242,8 +243,10 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
             _ => return Err("\"strict\" or \"slo_slack\" is expected"),
         },
         _ => {
-            return Err("known are reserve_percent, pace_percent, small_prompts, prompt_wait_percent, \
-                        min_slice_us, guest_tokens, owner_blocks_percent, owner_rate_percent, guest_blocks_percent, overflow, burst_ttfts, borrow_burst_ms, borrow_percent, guest_stay_ms, lending");
+            return Err(
+                "known are reserve_percent, overflow_margin_percent, pace_percent, small_prompts, prompt_wait_percent, \
+                        min_slice_us, guest_tokens, owner_blocks_percent, owner_rate_percent, guest_blocks_percent, overflow, burst_ttfts, borrow_burst_ms, borrow_percent, guest_stay_ms, lending",
+            );
         }
     }
     Ok(())

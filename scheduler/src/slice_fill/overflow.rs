@@ -84,22 +84,29 @@ impl SliceFill {
     }
 
     /// True if waiting requests of the replica's tenant that could still be in time would be late on
-    /// the tenant's own devices, by the forecast.
+    /// the tenant's own devices, by the forecast, and sooner on the replica's.
     pub(super) fn should_take_over(&mut self, context: &mut Context<'_>, replica: &ReplicaInfo) -> bool {
         let tenant = replica.id.tenant;
         if context.demand.waiting(tenant).is_none() || !self.may_borrow(context, tenant) {
             return false;
         }
-        self.is_calm(context, replica.device) && self.savable(context, tenant).is_some()
+        if !self.is_calm(context, replica.device) {
+            return false;
+        }
+        let Some((waiting, at_home)) = self.savable(context, tenant) else { return false };
+        if !context.budget.take() {
+            return false;
+        }
+        let tokens = u64::from(context.demand.token_budget(tenant)).min(waiting.tokens);
+        let action = prompt_action(replica, tokens, &waiting, Rank::GuestLatency);
+        self.finish_of_last(context, &[action]).is_some_and(|finish| finish < at_home)
     }
 
-    /// Waiting requests that would be late at home, but could be in time elsewhere.
-    fn savable(&mut self, context: &mut Context<'_>, tenant: TenantId) -> Option<Waiting> {
+    /// Waiting requests that would be late at home, but could be in time elsewhere, and when they would be done at home.
+    fn savable(&mut self, context: &mut Context<'_>, tenant: TenantId) -> Option<(Waiting, Nanos)> {
         let waiting = context.demand.waiting(tenant)?;
-        if !self.is_late_at_home(context, tenant, &waiting) {
-            return None;
-        }
-        context.demand.waiting_in_time(tenant, context.now)
+        let at_home = self.late_at_home(context, tenant, &waiting)?;
+        Some((context.demand.waiting_in_time(tenant, context.now)?, at_home))
     }
 
     /// True if the owner of the device has no burst of its own.
@@ -108,12 +115,12 @@ impl SliceFill {
         owner.is_none_or(|owner| context.demand.waiting(owner).is_none())
     }
 
-    /// True if the tenant's own devices would have computed what waits too late for the youngest.
-    fn is_late_at_home(&mut self, context: &mut Context<'_>, tenant: TenantId, waiting: &Waiting) -> bool {
+    /// When the tenant's own devices would have computed what waits, if that is too late for the youngest.
+    fn late_at_home(&mut self, context: &mut Context<'_>, tenant: TenantId, waiting: &Waiting) -> Option<Nanos> {
         let finish = self.home_finish(context, tenant, waiting);
         let slo = context.view.tenant(tenant).and_then(|tenant| tenant.slo);
-        let margin = slo.map_or(Nanos::ZERO, |slo| slo.ttft.scale(self.options.reserve_percent, 100));
-        finish > waiting.last_due - margin
+        let margin = slo.map_or(Nanos::ZERO, |slo| slo.ttft.scale(self.options.overflow_margin_percent, 100));
+        (finish > waiting.last_due - margin).then_some(finish)
     }
 
     /// When the tenant's own devices would have computed all that waits, each taking iterations as
@@ -153,7 +160,7 @@ impl SliceFill {
             }
             return;
         }
-        let Some(mut left) = self.savable(context, tenant) else { return };
+        let Some((mut left, at_home)) = self.savable(context, tenant) else { return };
         let guests = self.places.guests(tenant).iter().copied();
         let mut hosts: SmallVec<[ReplicaInfo; 8]> = guests
             .filter(|&device| self.can_host(context, device) && !takes(plan, lane_of(device)))
@@ -173,7 +180,7 @@ impl SliceFill {
                 let rejected = match latest {
                     Some(latest) if finish > latest => Some(Reason::NoSlack),
                     _ if self.forecast.first_shortage().is_some() => Some(Reason::NoMemory),
-                    _ if finish > left.last_due => Some(Reason::TooLate),
+                    _ if finish > left.last_due || finish >= at_home => Some(Reason::TooLate),
                     _ => None,
                 };
                 context.say(replica.device, tenant, What::Overflow, rejected, Some(finish));
