@@ -41,6 +41,8 @@ pub struct Iteration {
     pub new_blocks: u32,
     /// The earliest due time among the rows.
     pub due: Nanos,
+    /// The earliest due time among the rows that are one token of an answer; [`Nanos::MAX`] if none is.
+    pub answers_due: Nanos,
     /// The earliest [pace](Sequence::next_pace) among the rows.
     pub pace: Nanos,
 }
@@ -71,7 +73,7 @@ impl Iteration {
         rows.clear();
         growth.clear();
         found.clear();
-        *self = Self { rows, growth, found, due: Nanos::MAX, pace: Nanos::MAX, ..Self::default() };
+        *self = Self { rows, growth, found, due: Nanos::MAX, answers_due: Nanos::MAX, pace: Nanos::MAX, ..Self::default() };
     }
 
     /// Adds `tokens` tokens of `sequence` from `position` on; with `whole`, each sees all of them.
@@ -91,6 +93,9 @@ impl Iteration {
         self.pairs += if whole { new * new } else { new * old + new * (new + 1) / 2 };
         self.due = self.due.min(sequence.next_due());
         self.pace = self.pace.min(sequence.next_pace());
+        if sequence.is_decoding() {
+            self.answers_due = self.answers_due.min(sequence.next_due());
+        }
     }
 }
 

@@ -41,6 +41,9 @@ pub(super) enum CandidateWork {
 
 pub(super) type Candidates = SmallVec<[Candidate; 4]>;
 
+/// Prompts that share an iteration with answers are not cut below this: shorter ones hardly take less time.
+const LEAST_PROMPT_TOKENS: u32 = 256;
+
 /// True if an earlier action of the plan forms an iteration of `tenant`. What still waits after it
 /// is not known yet, so no other replica of the tenant admits requests in the same plan.
 pub(super) fn forms(plan: &Plan, tenant: TenantId) -> bool {
@@ -129,6 +132,7 @@ impl SliceFill {
             if self.scratch.is_empty() && self.scratch.preempted == 0 {
                 continue;
             }
+            limits.tokens = self.tokens_for_answers(context, device, &replica, limits);
             candidates.push(Candidate {
                 work: CandidateWork::Form { replica: replica.id, limits },
                 tenant,
@@ -141,6 +145,35 @@ impl SliceFill {
             });
         }
         candidates
+    }
+
+    /// How many tokens an iteration with prompts and answers may have, so that the answers' tokens keep their
+    /// due times; those that have no slack left come at their pace. The latest plan is made anew if it has more.
+    fn tokens_for_answers(
+        &mut self,
+        context: &mut Context<'_>,
+        device: DeviceId,
+        replica: &ReplicaInfo,
+        limits: BatchLimits,
+    ) -> u32 {
+        let due = self.scratch.answers_due;
+        let slo = context.view.tenant(replica.id.tenant).and_then(|tenant| tenant.slo);
+        let Some(slo) = slo.filter(|_| self.scratch.prefills > 0 && due < Nanos::MAX) else { return limits.tokens };
+        if self.scratch.tokens <= LEAST_PROMPT_TOKENS || !context.budget.take() {
+            return limits.tokens;
+        }
+        let spec = JobSpec::of(replica.model).bind(self.scratch.binding());
+        let rank = context.view.rank(replica.id.tenant, device);
+        let action = Action::Run { work: Work::New(Box::new(spec)), lane: lane_of(device), rank };
+        let Some(finish) = self.finish_of_last(context, &[action]) else { return limits.tokens };
+        let most = (due - context.now).max(slo.tpot);
+        if finish <= context.now + most {
+            return limits.tokens;
+        }
+        let fitting = u64::from(self.scratch.tokens) * most.get() / (finish - context.now).get();
+        let tokens = (fitting as u32).max(LEAST_PROMPT_TOKENS);
+        context.demand.peek(replica.id, BatchLimits { tokens, ..limits }, &mut self.scratch);
+        tokens
     }
 
     /// True if the prompts of the latest plan begin with it and are so small that others may join them.
