@@ -95,6 +95,8 @@ pub struct ReplayOptions {
     pub slowdowns: Vec<Slowdown>,
     /// Measures decisions; without it none is measured.
     pub stopwatch: Option<Arc<dyn Clock>>,
+    /// How many requests that violated their service level each [`RunRecord`] explains.
+    pub explain: usize,
 }
 
 /// The forecaster of a replay.

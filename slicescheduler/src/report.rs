@@ -12,9 +12,11 @@ pub mod perfetto;
 pub mod table;
 
 mod figure;
+mod late;
 mod record;
 mod summary;
 
+pub use late::LateRequest;
 pub use record::{DeviceLabel, MemorySample, RunRecord, SecondUse, SliceBucket, Span, SpanKind, TenantLabel};
 pub use summary::{
     CoverageFigures, DecisionFigures, LatencyFigures, PolicySummary, PredictionFigures, Summary, TenantSummary,

@@ -115,6 +115,7 @@ fn run(policy: PolicySummary) -> RunRecord {
             span(1, 1, 1_000_000_000, 9_000_000),
         ],
         detail: (Nanos::secs(1), Nanos::secs(2)),
+        late: Vec::new(),
         summary: policy,
     }
 }

@@ -48,6 +48,9 @@ struct Arguments {
     /// Folder for summary.json, report.html and timeline.json.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Print what delayed the N requests of each policy that violated their service level most.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    explain: usize,
     /// Print the summary as JSON instead of the table.
     #[arg(long)]
     json: bool,
@@ -78,7 +81,8 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut progress = Bar::default();
     let (summary, runs) = match arguments.device {
         Device::Sim => {
-            let options = ReplayOptions { stopwatch: Some(clock), ..ReplayOptions::default() };
+            let options =
+                ReplayOptions { stopwatch: Some(clock), explain: arguments.explain, ..ReplayOptions::default() };
             replay(&scenario, &name, &options, &mut progress)?
         }
         Device::Cpu => {
@@ -87,7 +91,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             if !at_home || !scenario.tenants.iter().all(tiny) {
                 eprintln!("note: every model is replaced by a tiny decoder, every device by a lane of this machine");
             }
-            replay_on_cpu(&scenario, &name, &clock, &mut progress)?
+            replay_on_cpu(&scenario, &name, &clock, arguments.explain, &mut progress)?
         }
     };
     progress.finish();
@@ -96,6 +100,12 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let text = if arguments.json { serde_json::to_string_pretty(&summary)? + "\n" } else { table::render(&summary) };
     std::io::stdout().write_all(text.as_bytes())?;
+    for run in &runs {
+        for late in &run.late {
+            let tenant = run.tenants.get(late.tenant).map_or("", |label| &label.name);
+            writeln!(std::io::stdout(), "\n{}, {tenant}: {late}", run.summary.name)?;
+        }
+    }
     Ok(())
 }
 

@@ -73,7 +73,8 @@ impl Iteration {
         rows.clear();
         growth.clear();
         found.clear();
-        *self = Self { rows, growth, found, due: Nanos::MAX, answers_due: Nanos::MAX, pace: Nanos::MAX, ..Self::default() };
+        *self =
+            Self { rows, growth, found, due: Nanos::MAX, answers_due: Nanos::MAX, pace: Nanos::MAX, ..Self::default() };
     }
 
     /// Adds `tokens` tokens of `sequence` from `position` on; with `whole`, each sees all of them.

@@ -39,7 +39,8 @@ const TOKEN_BUDGET: u32 = 256;
 
 /// Runs every policy of `scenario` on lanes of this machine, one after the other, in real time.
 ///
-/// `clock` must go on by itself. Forecasts go by what is [learned](crate::learned) from the run. Answers to requests that completed under every policy are compared: see
+/// `clock` must go on by itself. `explain` requests that violated their service level are explained in each
+/// [`RunRecord`]. Forecasts go by what is [learned](crate::learned) from the run. Answers to requests that completed under every policy are compared: see
 /// [`PolicySummary::tokens_hash`](crate::report::PolicySummary::tokens_hash).
 ///
 /// # Errors
@@ -48,6 +49,7 @@ pub fn replay_on_cpu(
     scenario: &Scenario,
     name: &str,
     clock: &Arc<dyn Clock>,
+    explain: usize,
     progress: &mut dyn Progress,
 ) -> Result<(Summary, Vec<RunRecord>), ReplayError> {
     let scenario = for_cpu(scenario);
@@ -60,7 +62,7 @@ pub fn replay_on_cpu(
         let world = CpuReplay::new(&scenario, &setup, clock.clone())?;
         let learned = Learned::new(Arc::new(Roofline::default()));
         let forecast = ForecastOptions { cost: Arc::new(learned.clone()), ..ForecastOptions::default() };
-        let how = Run { stopwatch: Some(clock), forecast, learned: Some(learned), ..Run::default() };
+        let how = Run { stopwatch: Some(clock), forecast, learned: Some(learned), explain, ..Run::default() };
         let (run, world) = run_policy(&scenario, policy, setup, world, &how, progress)?;
         runs.push(run);
         answers.push(world.answers);

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use slicescheduler_gmg::graph::OpGraph;
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, RequestId, TenantId};
 use slicescheduler_gmg::memory::ByteKind;
 use slicescheduler_gmg::plan::{Command, Event, Observer, World};
 use slicescheduler_gmg::shape::{Binding, TOKENS};
@@ -12,14 +12,15 @@ use slicescheduler_gmg::tenant::{Class, Slo};
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
 use slicescheduler_scheduler::batching::Completed;
+use slicescheduler_scheduler::explain::Explanation;
 use slicescheduler_simulator::cost::{CostModel, Coverage};
 
 use crate::driver::{Driver, Lost};
 use crate::learned::Learned;
 use crate::replay::slices::Slices;
 use crate::report::{
-    CoverageFigures, DecisionFigures, DeviceLabel, LatencyFigures, MemorySample, PolicySummary, PredictionFigures,
-    RunRecord, SecondUse, Span, SpanKind, TenantLabel, TenantSummary,
+    CoverageFigures, DecisionFigures, DeviceLabel, LateRequest, LatencyFigures, MemorySample, PolicySummary,
+    PredictionFigures, RunRecord, SecondUse, Span, SpanKind, TenantLabel, TenantSummary,
 };
 use crate::scenario::Scenario;
 
@@ -83,6 +84,8 @@ pub struct Recorder {
     lost: Vec<Lost>,
     learned: Option<Learned>,
     forecast: Option<(Arc<dyn CostModel>, Coverage)>,
+    explained: usize,
+    late: Vec<LateRequest>,
 }
 
 impl Recorder {
@@ -127,6 +130,41 @@ impl Recorder {
             lost: Vec::new(),
             learned: None,
             forecast: None,
+            explained: 0,
+            late: Vec::new(),
+        }
+    }
+
+    /// Explains the `most` requests whose service level was violated most.
+    #[must_use]
+    pub(crate) fn explaining(mut self, most: usize) -> Self {
+        self.explained = most;
+        self
+    }
+
+    /// Asks what delayed those of `completed` that violated their service level.
+    pub(crate) fn explain(&mut self, completed: &[Completed], why: impl Fn(RequestId) -> Option<Explanation>) {
+        if self.explained == 0 {
+            return;
+        }
+        for done in completed {
+            let slo = self.tenants.get(done.tenant.index()).and_then(|counts| counts.slo);
+            let Some(slo) = slo.filter(|&slo| violates(done, slo) && self.in_window(done.arrival)) else { continue };
+            let late = LateRequest {
+                tenant: done.tenant.index(),
+                arrival: done.arrival,
+                prompt: done.prompt,
+                produced: done.produced,
+                late: done.late,
+                first_token: done.first_token,
+                first_due: slo.due(done.arrival, 0),
+                because: None,
+            };
+            let place = self.late.partition_point(|other| other.severity() >= late.severity());
+            if place < self.explained {
+                self.late.truncate(self.explained - 1);
+                self.late.insert(place, LateRequest { because: why(done.request), ..late });
+            }
         }
     }
 
@@ -241,6 +279,7 @@ impl Recorder {
             memory: self.memory,
             spans: self.spans,
             detail: self.detail,
+            late: self.late,
             summary,
         }
     }
@@ -363,8 +402,7 @@ impl TenantCounts {
     }
 
     fn complete(&mut self, done: &Completed, arrived_in_window: bool, completed_in_window: bool) {
-        let first_late = self.slo.is_some_and(|slo| done.first_token > slo.due(done.arrival, 0));
-        let violated = first_late || u64::from(done.late) * 100 > u64::from(done.produced) * LATE_PERCENT;
+        let violated = self.slo.is_some_and(|slo| violates(done, slo));
         self.preemptions += u64::from(done.preemptions);
         if arrived_in_window {
             self.ended_of_window += 1;
@@ -418,6 +456,12 @@ fn figures(micros: &mut [u32]) -> LatencyFigures {
         micros.get(rank - 1).map_or(0.0, |&value| f64::from(value) / 1e3)
     };
     LatencyFigures { p50: at(0.5), p99: at(0.99) }
+}
+
+/// True if the request's first token was late, or too many of its tokens were.
+fn violates(done: &Completed, slo: Slo) -> bool {
+    let first_late = done.first_token > slo.due(done.arrival, 0);
+    first_late || u64::from(done.late) * 100 > u64::from(done.produced) * LATE_PERCENT
 }
 
 #[cfg(test)]

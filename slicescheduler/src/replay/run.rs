@@ -48,6 +48,9 @@ impl ReplayWorld for SimWorld {
 /// After the last arrival, latency-sensitive requests get this long to end.
 const DRAIN: Nanos = Nanos::secs(60);
 
+/// Decisions and requests that are remembered where requests are explained.
+const REMEMBERED: usize = 1 << 16;
+
 /// Steps of progress per run.
 const PROGRESS_STEPS: u64 = 200;
 
@@ -75,6 +78,7 @@ pub fn simulate(
         stopwatch: options.stopwatch.clone(),
         shares_slots: true,
         learned: None,
+        explain: options.explain,
     };
     run_policy(scenario, policy, setup, world, &how, progress).map(|(run, _)| run)
 }
@@ -151,6 +155,8 @@ pub struct Run {
     /// Learns from the run; its predictions become figures, and so do forecasts of memory. Forecasts go by it if it is
     /// their cost model.
     pub learned: Option<Learned>,
+    /// How many requests that violated their service level are explained in the record, the latest ones of all.
+    pub explain: usize,
 }
 
 /// Runs one policy over any world, and gives the world back.
@@ -169,13 +175,17 @@ pub fn run_policy<W: ReplayWorld>(
     let begun = stopwatch.as_ref().map(|stopwatch| stopwatch.now());
     let name = policy.name();
     let ForecastOptions { cost, horizon } = how.forecast.clone();
-    let mut recorder = Recorder::new(scenario, setup.gmg.view()).learning(how.learned.clone()).covering(cost.clone());
+    let mut recorder = Recorder::new(scenario, setup.gmg.view())
+        .learning(how.learned.clone())
+        .covering(cost.clone())
+        .explaining(how.explain);
     let what_if = Timeline::of(setup.gmg.view(), cost, Horizon(horizon));
     let what_if = what_if.launched_window(how.launched_window);
     let options = DriverOptions {
         stopwatch: stopwatch.clone(),
         shares_slots: how.shares_slots,
         forecasts_memory: how.learned.is_some(),
+        explain: (how.explain > 0).then_some(REMEMBERED),
         ..DriverOptions::default()
     };
     let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options)?;
@@ -252,6 +262,7 @@ fn settle<W: ReplayWorld>(driver: &mut Driver<W>, recorder: &mut Recorder) {
     for gone in &lost {
         driver.world_mut().forget(gone.request);
     }
+    recorder.explain(&completed, |request| driver.explain(request));
     recorder.settle(completed, lost);
 }
 

@@ -3,7 +3,7 @@
 use slicescheduler_gmg::tenant::Class;
 use slicescheduler_gmg::units::Nanos;
 
-use crate::report::PolicySummary;
+use crate::report::{LateRequest, PolicySummary};
 
 /// A tenant in a picture.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +108,8 @@ pub struct RunRecord {
     pub spans: Vec<Span>,
     /// The part of the run that is kept span by span.
     pub detail: (Nanos, Nanos),
+    /// Requests that violated their service level and were to be explained, the worst first.
+    pub late: Vec<LateRequest>,
     /// The figures.
     pub summary: PolicySummary,
 }
