@@ -254,6 +254,24 @@ fn the_table_says_that_it_is_simulated_and_names_everybody() {
 }
 
 /// The figures that depend on nothing but scenario and seed.
+#[test]
+fn late_requests_are_explained() {
+    let folder = folder("explain");
+    let tight = TRACED.replace("ttft = \"400ms\"", "ttft = \"1ms\"");
+    let scenario = folder.join("scenario.toml");
+    fs::write(&scenario, tight).unwrap();
+    fs::write(folder.join("trace.csv"), TRACE).unwrap();
+    let scenario = scenario.to_str().unwrap();
+    let printed = accepted(&["--scenario", scenario, "--explain", "2"]);
+    for policy in ["static", "slice-fill"] {
+        let late = printed.lines().filter(|line| line.starts_with(&format!("{policy}, chat: arrived at"))).count();
+        assert_eq!(late, 2, "two of the three requests, all late: {printed}");
+    }
+    assert!(printed.contains("prompt of 396 tokens; first token after") && printed.contains(" ran for "), "{printed}");
+    assert!(!accepted(&["--scenario", scenario]).contains("arrived at"), "nothing is explained unasked");
+    refused("explain-json", &["--explain", "1", "--json"], &["--explain", "--json"]);
+}
+
 fn figures(summary: &Value) -> Vec<(String, Vec<Value>)> {
     let of = |policy: &Value| {
         let figures = ["tenants", "token_throughput", "busy_share", "recalls", "decisions", "peak_memory_gib"];

@@ -49,7 +49,7 @@ struct Arguments {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print what delayed the N requests of each policy that violated their service level most.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "json")]
     explain: usize,
     /// Print the summary as JSON instead of the table.
     #[arg(long)]

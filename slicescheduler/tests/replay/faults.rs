@@ -118,7 +118,8 @@ fn a_replay_goes_on_when_tenants_lose_every_device() {
         let (record, seen) = replayed(&small(ROOMY, Nanos::secs(10), 3), policy, &faults, as_they_are());
         assert!(seen.complaints.is_empty(), "{policy}: {:#?}", seen.complaints);
         let [code, _, conv, _] = record.summary.tenants.as_slice() else { panic!("four tenants") };
-        assert!(code.sla_violation_rate > 0.3, "{policy}: those that were lost violate: {code:?}");
+        let lost = 1.0 - code.completed as f64 / code.arrived as f64;
+        assert!(lost > 0.1 && code.sla_violation_rate >= lost - 1e-9, "{policy}: those lost violate: {code:?}");
         assert!(conv.completed > 0, "{policy}: {conv:?}");
     }
 }

@@ -55,8 +55,12 @@ impl<W: WhatIf> WhatIf for Wrong<W> {
     }
 }
 
-/// The share of latency-sensitive requests that violate, and the memory violations.
-fn harm(scenario: &Scenario, wrong: Option<(u64, u64, u64)>) -> (f64, u64) {
+/// Runs of different arrivals. Those of seed 2 are more than the devices can serve in time, whoever predicts: who is
+/// late then hangs on trifles, so requests of all runs are counted together.
+const SEEDS: std::ops::RangeInclusive<u64> = 1..=4;
+
+/// The latency-sensitive requests that violate, all of them, and the memory violations.
+fn harm(scenario: &Scenario, wrong: Option<(u64, u64, u64)>) -> (usize, usize, u64) {
     let world = |setup: &_| simulated(scenario, setup);
     let rest = Nanos::secs(8);
     let run = match wrong {
@@ -74,17 +78,25 @@ fn harm(scenario: &Scenario, wrong: Option<(u64, u64, u64)>) -> (f64, u64) {
     };
     assert!(done.len() > 50, "{} requests", done.len());
     let violating = done.iter().filter(violates).count();
-    (violating as f64 / done.len() as f64, run.driver.counters().memory_violations)
+    (violating, done.len(), run.driver.counters().memory_violations)
 }
 
 #[test]
 fn a_wrong_predictor_costs_no_memory_violation_and_few_due_times() {
-    for (usable, seed) in [(ROOMY, 1), (TIGHT, 2)] {
-        let scenario = small(usable, LENGTH, seed);
-        let (right, _) = harm(&scenario, None);
+    for usable in [ROOMY, TIGHT] {
+        let scenarios: Vec<_> = SEEDS.map(|seed| small(usable, LENGTH, seed)).collect();
+        let share = |wrong| {
+            let (mut violating, mut all) = (0, 0);
+            for scenario in &scenarios {
+                let (late, done, memory) = harm(scenario, wrong);
+                assert_eq!(memory, 0, "{wrong:?}");
+                (violating, all) = (violating + late, all + done);
+            }
+            violating as f64 / all as f64
+        };
+        let right = share(None);
         for wrong in [(100, 50, 0), (50, 0, 0), (150, 25, 0), (100, 0, 3)] {
-            let (violating, memory) = harm(&scenario, Some(wrong));
-            assert_eq!(memory, 0, "{wrong:?}");
+            let violating = share(Some(wrong));
             assert!(violating <= right + BOUND, "{wrong:?}: {violating} of the requests violate, {right} otherwise");
         }
     }
