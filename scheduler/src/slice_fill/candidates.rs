@@ -166,7 +166,8 @@ impl SliceFill {
         let rank = context.view.rank(replica.id.tenant, device);
         let action = Action::Run { work: Work::New(Box::new(spec)), lane: lane_of(device), rank };
         let Some(finish) = self.finish_of_last(context, &[action]) else { return limits.tokens };
-        let most = (due - context.now).max(slo.tpot);
+        let reserve = slo.ttft.scale(self.options.reserve_percent, 100);
+        let most = (due - reserve - context.now).max(slo.tpot.scale(self.options.pace_percent, 100));
         if finish <= context.now + most {
             return limits.tokens;
         }

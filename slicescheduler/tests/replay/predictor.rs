@@ -12,9 +12,10 @@ use crate::rig::{ROOMY, TIGHT, driven, predicted, simulated, small};
 
 const LENGTH: Nanos = Nanos::secs(8);
 
-/// By how many points of all latency-sensitive requests a wrong predictor may raise SLA violations: durations
-/// enter where slack is lent and where requests overflow, and slack is lent behind a reserve of a quarter of the
-/// time to first token.
+/// By how many points of all latency-sensitive requests a wrong predictor may raise SLA violations, unless static
+/// containers, which ask no predictor, have as many: durations enter where slack is lent and where requests overflow, and
+/// slack is lent behind a reserve of a quarter of the time to first token. In a burst that the devices of its tenants
+/// cannot serve, all that overflow saves hangs on the forecast.
 const BOUND: f64 = 0.05;
 
 /// Answers of another predictor, of which every duration is wrong: by a fixed part, and by one that looks random.
@@ -55,19 +56,15 @@ impl<W: WhatIf> WhatIf for Wrong<W> {
     }
 }
 
-/// Runs of different arrivals. Those of seed 2 are more than the devices can serve in time, whoever predicts: who is
-/// late then hangs on trifles, so requests of all runs are counted together.
-const SEEDS: std::ops::RangeInclusive<u64> = 1..=4;
-
-/// The latency-sensitive requests that violate, all of them, and the memory violations.
-fn harm(scenario: &Scenario, wrong: Option<(u64, u64, u64)>) -> (usize, usize, u64) {
+/// The share of latency-sensitive requests that violate.
+fn harm(scenario: &Scenario, policy: &str, wrong: Option<(u64, u64, u64)>) -> f64 {
     let world = |setup: &_| simulated(scenario, setup);
     let rest = Nanos::secs(8);
     let run = match wrong {
-        None => driven(scenario, "slice-fill", world, rest, |_| {}),
+        None => driven(scenario, policy, world, rest, |_| {}),
         Some((percent, noise_percent, refuses)) => {
             let wrong = |inner| Box::new(Wrong { inner, percent, noise_percent, refuses, asked: 0 }) as Box<_>;
-            predicted(scenario, "slice-fill", world, wrong, rest, |_| {})
+            predicted(scenario, policy, world, wrong, rest, |_| {})
         }
     };
     let sensitive = |index: usize| scenario.tenants[index].class == Class::LatencySensitive;
@@ -78,26 +75,19 @@ fn harm(scenario: &Scenario, wrong: Option<(u64, u64, u64)>) -> (usize, usize, u
     };
     assert!(done.len() > 50, "{} requests", done.len());
     let violating = done.iter().filter(violates).count();
-    (violating, done.len(), run.driver.counters().memory_violations)
+    assert_eq!(run.driver.counters().memory_violations, 0, "{policy}: {wrong:?}");
+    violating as f64 / done.len() as f64
 }
 
 #[test]
 fn a_wrong_predictor_costs_no_memory_violation_and_few_due_times() {
-    for usable in [ROOMY, TIGHT] {
-        let scenarios: Vec<_> = SEEDS.map(|seed| small(usable, LENGTH, seed)).collect();
-        let share = |wrong| {
-            let (mut violating, mut all) = (0, 0);
-            for scenario in &scenarios {
-                let (late, done, memory) = harm(scenario, wrong);
-                assert_eq!(memory, 0, "{wrong:?}");
-                (violating, all) = (violating + late, all + done);
-            }
-            violating as f64 / all as f64
-        };
-        let right = share(None);
+    for (usable, seed) in [ROOMY, TIGHT].into_iter().flat_map(|usable| (1..=4).map(move |seed| (usable, seed))) {
+        let scenario = small(usable, LENGTH, seed);
+        let (apart, right) = (harm(&scenario, "static", None), harm(&scenario, "slice-fill", None));
         for wrong in [(100, 50, 0), (50, 0, 0), (150, 25, 0), (100, 0, 3)] {
-            let violating = share(Some(wrong));
-            assert!(violating <= right + BOUND, "{wrong:?}: {violating} of the requests violate, {right} otherwise");
+            let late = harm(&scenario, "slice-fill", Some(wrong));
+            let most = apart.max(right + BOUND);
+            assert!(late <= most, "{usable}, {seed}, {wrong:?}: {late} of the requests violate, at most {most} should");
         }
     }
 }
