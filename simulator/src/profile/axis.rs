@@ -177,8 +177,8 @@ impl Axis {
 
 /// `distance` in percent of `of`, rounded up, at least 1.
 fn percent(distance: f64, of: f64) -> u32 {
-    let percent = (distance / of * 100.0) as u32;
-    percent.saturating_add(1)
+    // Multiplied first: whole percentages of whole numbers stay whole.
+    ((distance * 100.0 / of).ceil() as u32).max(1)
 }
 
 #[cfg(test)]
@@ -202,9 +202,19 @@ mod tests {
         let position = |lower, upper, weight, beyond_percent| Position { lower, upper, weight, beyond_percent };
         assert_eq!(axis().locate(8.0), position(1, 1, 0.0, 0));
         assert_eq!(axis().locate(4.5), position(0, 1, 0.5, 0));
-        assert_eq!(axis().locate(0.0), position(0, 0, 0.0, 101));
+        assert_eq!(axis().locate(0.0), position(0, 0, 0.0, 100));
         // From 8 (15 is more than three quarters of 16): 16 is 8 further and 24 is 8 beyond it.
-        assert_eq!(axis().locate(24.0), position(1, 3, 2.0, 51));
+        assert_eq!(axis().locate(24.0), position(1, 3, 2.0, 50));
+    }
+
+    /// 7 / 100 is no binary fraction, and a hundred times the nearest one is above 7.
+    #[test]
+    fn whole_percentages_are_not_rounded_up() {
+        let axis = Axis::linear("m").with_knots([100.0]);
+        let beyond = |value: f64| axis.locate(value).beyond_percent;
+        assert_eq!([107.0, 200.0, 93.0, 0.0].map(beyond), [7, 100, 7, 100]);
+        assert_eq!([107.5, 100.01, 99.99].map(beyond), [8, 1, 1]);
+        assert_eq!([f64::INFINITY, f64::MAX].map(beyond), [u32::MAX; 2]);
     }
 
     /// (40^2 - 20^2) / (20^2 - 10^2) = 4.

@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn a_missing_corner_is_extrapolated_along_the_nearer_axis() {
         let reading = plane(&[(3, 3)]).read(&[3.0, 3.0]);
-        assert_eq!(reading, Reading { nanos: 33.0, confidence: Confidence::Extrapolated { percent: 51 } });
+        assert_eq!(reading, Reading { nanos: 33.0, confidence: Confidence::Extrapolated { percent: 50 } });
     }
 
     #[test]

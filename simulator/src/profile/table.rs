@@ -294,7 +294,7 @@ mod tests {
     fn beyond_the_end_the_last_line_goes_on_and_never_falls() {
         let rising = table(&[(1.0, 0.0, 10.0), (2.0, 0.0, 20.0)]);
         let reading = rising.read(&[4.0, 0.0]);
-        assert_eq!(reading, Reading { nanos: 40.0, confidence: Confidence::Extrapolated { percent: 101 } });
+        assert_eq!(reading, Reading { nanos: 40.0, confidence: Confidence::Extrapolated { percent: 100 } });
         let falling = table(&[(1.0, 0.0, 10.0), (2.0, 0.0, 8.0)]);
         assert_eq!(falling.read(&[100.0, 0.0]).nanos, 8.0);
     }
