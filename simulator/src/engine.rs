@@ -51,6 +51,7 @@
 //! assert_eq!(engine.ran(guest).map(|ran| (ran.start, ran.finish, ran.cuts)), Some((Nanos(0), Nanos(57), 1)));
 //! ```
 
+mod advance;
 mod dispatch;
 mod gang;
 mod group;
@@ -188,6 +189,8 @@ pub struct Engine {
     latest: Nanos,
     /// The group that runs ahead of the others at this moment; or none.
     running_ahead: u32,
+    /// True if all groups are independent.
+    all_independent: bool,
     /// Nothing starts then or later.
     horizon: Nanos,
     /// True if a lane is watched.
@@ -204,6 +207,10 @@ pub struct Engine {
     /// Devices whose memory changed in this instant.
     changed: Vec<u32>,
     drained: Vec<u32>,
+    /// Nodes that nothing holds back any more since a plain group moved on.
+    told: Vec<u32>,
+    /// Nodes from here on have not been read ahead.
+    read: u32,
     arrived: Vec<u32>,
     rating: Rating,
     pass: BinaryHeap<Reverse<u32>>,
@@ -235,6 +242,7 @@ impl Engine {
         self.groups.clear();
         self.grouped.clear();
         self.stale.clear();
+        self.all_independent = false;
         self.watching = false;
         self.now = Nanos::ZERO;
         self.latest = Nanos::ZERO;
@@ -246,6 +254,7 @@ impl Engine {
         self.unrated.clear();
         self.changed.clear();
         self.drained.clear();
+        self.read = 0;
     }
 
     /// Work that would start within `window` after a cut or a recall is launched already: the
@@ -287,7 +296,8 @@ impl Engine {
     /// From `at` on everything on `device` but collectives runs at `speed`: a throttled device, or
     /// a straggler.
     pub fn set_speed(&mut self, device: DeviceRef, speed: Rate, at: Nanos) {
-        if (device.0 as usize) < self.devices.len() {
+        if let Some(state) = self.devices.get_mut(device.0 as usize) {
+            state.throttled = true;
             self.change_at(at, Change::Speed(device.0, speed));
         }
     }
@@ -337,6 +347,7 @@ impl Engine {
         let lane = match self.lanes.get_mut(lane as usize) {
             Some(queues) if known => {
                 queues.push(&mut self.nodes, id, node.rank as usize);
+                queues.has_operators |= !matches!(node.span, Span::Fixed { .. });
                 lane
             }
             _ => NONE,
@@ -380,6 +391,7 @@ impl Engine {
         }
         self.edges.push(Edge { to: node.0, next: self.nodes[from].first_edge });
         self.nodes[from].first_edge = (self.edges.len() - 1) as u32;
+        self.nodes[from].informs_others |= self.nodes[to].lane == NONE;
         self.nodes[to].waits += 1;
     }
 
@@ -394,6 +406,7 @@ impl Engine {
         if let Some(lane) = self.lanes.get_mut(lane.0 as usize) {
             lane.watched = true;
             self.watching = true;
+            self.all_independent = false;
             self.groups.iter_mut().for_each(Group::watch);
         }
     }

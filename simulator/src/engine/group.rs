@@ -21,7 +21,7 @@ use slicescheduler_gmg::units::Nanos;
 
 use super::Engine;
 use super::lane::Doing;
-use super::node::NONE;
+use super::node::{NONE, State};
 use super::{Edge, Lane};
 
 /// Lanes with one event at a time for all of them.
@@ -30,14 +30,16 @@ pub(super) struct Group {
     /// Its lanes, as a range of the engine's list of them.
     first: u32,
     count: u32,
-    stale: bool,
+    pub(super) stale: bool,
     independent: bool,
+    /// True if it is independent and [moves on](super::advance) by itself.
+    pub(super) plain: bool,
 }
 
 impl Group {
     /// A lane is watched: the others must not be further than it when its last node ends.
     pub(super) fn watch(&mut self) {
-        self.independent = false;
+        (self.independent, self.plain) = (false, false);
     }
 }
 
@@ -61,7 +63,7 @@ impl Engine {
                 self.lanes[member as usize].group = group;
             }
             let count = self.grouped.len() as u32 - first;
-            self.groups.push(Group { first, count, stale: false, independent: false });
+            self.groups.push(Group { first, count, stale: false, independent: false, plain: false });
         }
     }
 
@@ -80,12 +82,25 @@ impl Engine {
                 && lanes.iter().map(|&lane| &self.lanes[lane as usize]).all(|lane| {
                     lane.has_one_rank() && lane.dispatcher == NONE && !lane.watched && !lane.strays && alone(lane)
                 });
+            let throttled = |lane: &Lane| self.devices.get(lane.device as usize).is_some_and(|device| device.throttled);
+            group.plain = group.independent
+                && lanes.len() <= 2
+                && lanes
+                    .iter()
+                    .map(|&lane| &self.lanes[lane as usize])
+                    .all(|lane| !lane.has_operators && !throttled(lane));
         }
+        self.all_independent = self.groups.iter().all(|group| group.independent);
     }
 
-    fn lanes_of(&self, group: u32) -> &[u32] {
+    pub(super) fn lanes_of(&self, group: u32) -> &[u32] {
         let Group { first, count, .. } = self.groups[group as usize];
         &self.grouped[first as usize..][..count as usize]
+    }
+
+    /// From then on nothing is known of what happens: a timer, or the horizon.
+    pub(super) fn end_of_known(&self) -> Nanos {
+        self.timers.get(self.timer).map_or(Nanos::MAX, |(at, _)| *at).min(self.horizon)
     }
 
     /// Something happens on `lane` at `at`, and nothing else before.
@@ -127,9 +142,12 @@ impl Engine {
 
     /// As [`refresh`](Self::refresh), but groups run ahead as far as it is known what happens.
     pub(super) fn run_ahead(&mut self) {
-        let timer = self.timers.get(self.timer).map_or(Nanos::MAX, |(at, _)| *at);
-        let end = timer.min(self.horizon);
+        let end = self.end_of_known();
         while let Some(group) = self.stale.pop() {
+            if self.groups[group as usize].plain {
+                self.run_plain_ahead(group, end);
+                continue;
+            }
             let mut at = self.next_of(group);
             while at < end && self.groups[group as usize].independent && self.is_known(group, at) {
                 self.running_ahead = group;
@@ -158,12 +176,16 @@ impl Engine {
                 return true;
             }
             let is_ready = self.nodes.get(running.behind as usize).is_none_or(|behind| behind.waits == 0);
-            is_ready && self.informs_independent(running.first_edge)
+            is_ready && self.informs_independent(running)
         })
     }
 
-    /// True if the nodes behind `edge` and those after it belong to independent groups.
-    fn informs_independent(&self, mut edge: u32) -> bool {
+    /// True if those that wait for `node` belong to independent groups.
+    pub(super) fn informs_independent(&self, node: &State) -> bool {
+        if self.all_independent {
+            return !node.informs_others;
+        }
+        let mut edge = node.first_edge;
         while let Some(&Edge { to, next }) = self.edges.get(edge as usize) {
             let lane = self.lanes.get(self.nodes[to as usize].lane as usize);
             if !lane.is_some_and(|lane| self.groups[lane.group as usize].independent) {

@@ -88,6 +88,8 @@ pub(super) struct Lane {
     pub(super) gated: bool,
     /// True if its nodes hold bytes of other devices.
     pub(super) strays: bool,
+    /// True if some of its work is not of a fixed length.
+    pub(super) has_operators: bool,
 }
 
 impl Default for Lane {
@@ -119,6 +121,7 @@ impl Default for Lane {
             dispatcher: NONE,
             gated: false,
             strays: false,
+            has_operators: false,
         }
     }
 }

@@ -161,6 +161,8 @@ pub(super) struct State {
     finished: bool,
     /// True for a member of a gang.
     pub(super) in_gang: bool,
+    /// True if something that is on no lane waits for it.
+    pub(super) informs_others: bool,
 }
 
 const _: () = assert!(size_of::<State>() == 64);
@@ -176,6 +178,7 @@ impl State {
             started: false,
             finished: false,
             in_gang: false,
+            informs_others: false,
             waits: 0,
             at: node.release,
             span: node.span,
@@ -263,6 +266,14 @@ impl State {
             Span::Operators { next, end, .. } => (next, end),
             Span::Fixed { .. } => (0, 1),
             Span::Flow { .. } => (0, 0),
+        }
+    }
+
+    /// How long it takes if it is work of a fixed length.
+    pub(super) fn length(&self) -> Nanos {
+        match self.span {
+            Span::Fixed { length, .. } => length.max(Nanos(1)),
+            _ => Nanos::ZERO,
         }
     }
 

@@ -21,7 +21,9 @@ impl Engine {
             if let Some(drained) = self.next_drained() {
                 return Some(drained);
             }
-            self.settle();
+            if self.is_unsettled() {
+                self.settle();
+            }
             self.run_ahead();
             let (mut source, at) = self.events.first();
             if at >= horizon.get() {
@@ -31,6 +33,9 @@ impl Engine {
             }
             self.now = Nanos(at);
             self.latest = self.latest.max(self.now);
+            if self.move_on(source) {
+                continue;
+            }
             loop {
                 self.happen(source);
                 if source < self.timers_source() && self.gangs.is_empty() {
@@ -379,6 +384,12 @@ impl Engine {
             state.unsettled = true;
             self.unsettled.push(lane);
         }
+    }
+
+    /// True if the instant is not over.
+    pub(super) fn is_unsettled(&self) -> bool {
+        let nothing = self.unsettled.is_empty() && self.unrated.is_empty() && self.changed.is_empty();
+        !nothing || self.network_changed || !self.gangs.is_empty()
     }
 
     /// Every lane that something happened to chooses what runs; then the instant is over.

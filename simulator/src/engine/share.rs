@@ -10,7 +10,7 @@ use super::Engine;
 use super::lane::{Doing, Lane};
 use super::memory::Tracked;
 use super::network::div_ceil;
-use super::node::{NONE, Span};
+use super::node::{NONE, Span, State};
 use crate::interference::{CoRunner, Demand, Interference, Rate};
 
 /// A device: its memory, the lanes that run on it, and what they do to each other.
@@ -21,6 +21,8 @@ pub(super) struct Device {
     /// Which of the interferences that were given one after the other this is.
     model: u64,
     speed: Rate,
+    /// True if its speed changes at some time.
+    pub(super) throttled: bool,
     /// Its lanes, ascending.
     pub(super) lanes: SmallVec<[u32; 4]>,
     /// Lanes with an operator on the device.
@@ -40,6 +42,7 @@ impl Device {
             interference: None,
             model: 0,
             speed: Rate::ONE,
+            throttled: false,
             lanes: SmallVec::new(),
             running: 0,
             group: NONE,
@@ -58,6 +61,16 @@ impl Device {
         self.interference.is_some()
     }
 
+    /// One of its lanes has an operator on it, which had none unless it was `occupied`.
+    pub(super) fn occupied(&mut self, occupied: bool) {
+        self.running += u32::from(!occupied);
+    }
+
+    /// One of its lanes has no operator on it any more, if it was `occupied`.
+    pub(super) fn vacated(&mut self, occupied: bool) {
+        self.running -= u32::from(occupied);
+    }
+
     pub(super) fn add_lane(&mut self, lane: u32) -> u16 {
         self.lanes.push(lane);
         (self.lanes.len() - 1) as u16
@@ -67,10 +80,17 @@ impl Device {
 /// Rates of two operators that share a device.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
-    runners: [CoRunner; 2],
-    /// The interference that was asked.
+    /// Their demands, and the numbers of their lanes.
+    demands: u64,
+    lanes: u32,
+    /// The interference that was asked. None has number zero.
     model: u64,
     rates: [Rate; 2],
+}
+
+impl Pair {
+    /// No answer.
+    const NONE: Self = Self { demands: 0, lanes: 0, model: 0, rates: [Rate::ONE; 2] };
 }
 
 /// The rates of devices, and scratch memory to ask for them.
@@ -83,7 +103,7 @@ pub(super) struct Rating {
     runners: Vec<CoRunner>,
     rates: Vec<Rate>,
     /// Empty until the first question.
-    pairs: Vec<Option<Pair>>,
+    pairs: Vec<Pair>,
     /// The interference that was given last, and how many were given.
     last: Option<Arc<dyn Interference>>,
     models: u64,
@@ -102,25 +122,44 @@ impl Rating {
         self.models
     }
 
-    /// The rates of two operators.
+    /// The rates of two operators, in any order.
     fn of_two(&mut self, runners: [CoRunner; 2], model: u64, interference: &dyn Interference) -> [Rate; 2] {
-        let hash = runners.iter().fold(model, |hash, runner| {
-            let (compute, bandwidth) = (runner.demand.compute(), runner.demand.bandwidth());
-            let word = u64::from(compute) << 32 | u64::from(bandwidth) << 16 | u64::from(runner.lane);
-            (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_right(29)
-        });
-        let place = hash as usize % PAIRS;
-        if let Some(Some(pair)) = self.pairs.get(place)
-            && pair.runners == runners
-            && pair.model == model
+        let [one, other] = runners;
+        let demands = u64::from(one.demand.bits()) << 32 | u64::from(other.demand.bits());
+        let lanes = u32::from(one.lane) << 16 | u32::from(other.lane);
+        let asked = u64::from(lanes) << 32 ^ model;
+        let hash = (demands ^ asked.rotate_left(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let place = (hash >> 32) as usize % PAIRS;
+        if let Some(pair) = self.pairs.get(place)
+            && (pair.demands, pair.lanes, pair.model) == (demands, lanes, model)
         {
             return pair.rates;
         }
-        let mut rates = [Rate::ONE; 2];
-        interference.rates(&runners, &mut rates);
-        self.pairs.resize(PAIRS, None);
-        self.pairs[place] = Some(Pair { runners, model, rates });
-        rates
+        self.ask(place, Pair { demands, lanes, model, rates: [Rate::ONE; 2] }, &runners, interference)
+    }
+
+    #[cold]
+    fn ask(&mut self, place: usize, mut pair: Pair, runners: &[CoRunner; 2], model: &dyn Interference) -> [Rate; 2] {
+        let mut runners = *runners;
+        // A model is asked in the order of lanes.
+        let swap = runners[0].lane > runners[1].lane;
+        if swap {
+            runners.reverse();
+        }
+        model.rates(&runners, &mut pair.rates);
+        if swap {
+            pair.rates.reverse();
+        }
+        self.pairs.resize(PAIRS, Pair::NONE);
+        self.pairs[place] = pair;
+        pair.rates
+    }
+
+    /// The rates of the operators on the two lanes of a device at full speed.
+    pub(super) fn of_lanes(&mut self, device: &Device, one: &Lane, other: &Lane) -> Option<[Rate; 2]> {
+        let runner = |lane: &Lane| CoRunner { lane: lane.number, demand: lane.demand };
+        let interference = device.interference.as_ref()?;
+        Some(self.of_two([runner(one), runner(other)], device.model, &**interference))
     }
 }
 
@@ -151,7 +190,7 @@ impl Engine {
         let state = &mut self.lanes[lane as usize];
         let device = state.device;
         let Some(shared) = self.devices.get_mut(device as usize) else { return };
-        shared.running += u32::from(!std::mem::replace(&mut state.occupies, true));
+        shared.occupied(std::mem::replace(&mut state.occupies, true));
         if shared.slows() {
             self.unrate(device);
         }
@@ -163,7 +202,7 @@ impl Engine {
         let device = state.device;
         let Some(shared) = self.devices.get_mut(device as usize) else { return };
         let slowed = shared.slows();
-        shared.running -= u32::from(std::mem::take(&mut state.occupies));
+        shared.vacated(std::mem::take(&mut state.occupies));
         if slowed {
             self.unrate(device);
         }
@@ -277,16 +316,13 @@ impl Engine {
 
     /// Asks for the rates of the operators on the two lanes of a device at full speed, which slow each other.
     fn rate_pair(&mut self, device: u32, pair: [u32; 2]) {
-        let runners = pair.map(|lane| {
+        for lane in pair {
             if self.lanes[lane as usize].doing == Doing::Whole {
                 self.go_stepwise(lane);
             }
-            let Lane { number, demand, .. } = self.lanes[lane as usize];
-            CoRunner { lane: number, demand }
-        });
-        let state = &self.devices[device as usize];
-        let Some(interference) = &state.interference else { return };
-        let rates = self.rating.of_two(runners, state.model, &**interference);
+        }
+        let [one, other] = pair.map(|lane| &self.lanes[lane as usize]);
+        let Some(rates) = self.rating.of_lanes(&self.devices[device as usize], one, other) else { return };
         for (lane, rate) in pair.into_iter().zip(rates) {
             if self.lanes[lane as usize].doing == Doing::Step {
                 self.set_rate(lane, rate);
@@ -383,6 +419,33 @@ impl Engine {
         // No rate is above one, so the operator started at least its duration less the rest ago.
         let since = self.now + rest - self.operator_length(lane);
         self.run_whole(lane, since, ahead as u32);
+    }
+}
+
+impl Lane {
+    /// What runs, work of the fixed length of `node`, makes progress at `rate` from `now` on, because something slows it.
+    pub(super) fn slow_fixed(&mut self, node: &State, rate: Rate, now: Nanos, floor: Nanos) {
+        if self.doing == Doing::Whole {
+            let left = node.length() - (now - self.since);
+            self.left = work(left).saturating_sub(u128::from(self.ahead));
+            (self.doing, self.since, self.rate) = (Doing::Step, now, 0);
+        }
+        if self.rate != rate.get() {
+            self.left = self.left_at(now);
+            (self.since, self.rate) = (now, rate.get());
+            self.event = (now + Nanos(div_ceil(self.left, u64::from(self.rate)))).max(floor);
+        }
+    }
+
+    /// What runs, work of the fixed length of `node`, goes on at its own speed from `now` on.
+    pub(super) fn free_fixed(&mut self, node: &State, now: Nanos, floor: Nanos) {
+        if self.doing == Doing::Step {
+            let left = self.left_at(now);
+            let rest = Nanos(div_ceil(left, u64::from(Rate::ONE.get())));
+            self.ahead = work(rest).saturating_sub(left) as u32;
+            (self.doing, self.since, self.rate, self.until) = (Doing::Whole, now + rest - node.length(), 0, 1);
+            self.event = (now + rest).max(floor);
+        }
     }
 }
 

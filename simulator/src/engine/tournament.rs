@@ -21,12 +21,25 @@ use std::hint::select_unpredictable;
 /// ```
 #[derive(Debug, Default)]
 pub struct Tournament {
-    /// A heap-shaped tree: the children of `i` are `2 i` and `2 i + 1`, the leaves begin at
-    /// `width`. A place holds the smallest key of its leaves.
-    keys: Vec<u64>,
-    /// The leaf whose key that is.
-    sources: Vec<u32>,
+    /// A heap-shaped tree: at `i` the children of `i`, the left one first; the leaves are the children of `width / 2` and
+    /// of those behind it. A place holds the smallest key of its leaves, and the leaf whose key that is.
+    children: Vec<[Entry; 2]>,
+    first: Entry,
+    /// A power of two, at least two.
     width: usize,
+}
+
+/// The smallest key of some leaves.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    key: u64,
+    source: u32,
+}
+
+impl Default for Entry {
+    fn default() -> Self {
+        Self { key: Tournament::NEVER, source: 0 }
+    }
 }
 
 impl Tournament {
@@ -35,17 +48,10 @@ impl Tournament {
 
     /// Starts over with `sources` sources, none of which has an event. O(sources).
     pub fn reset(&mut self, sources: usize) {
-        self.width = sources.max(1).next_power_of_two();
-        self.keys.clear();
-        self.keys.resize(2 * self.width, Self::NEVER);
-        self.sources.clear();
-        self.sources.resize(2 * self.width, 0);
-        for leaf in 0..self.width {
-            self.sources[self.width + leaf] = leaf as u32;
-        }
-        for place in (1..self.width).rev() {
-            self.sources[place] = self.sources[2 * place];
-        }
+        self.width = sources.max(2).next_power_of_two();
+        self.first = Entry::default();
+        self.children.clear();
+        self.children.resize(self.width, [Entry::default(); 2]);
     }
 
     /// The next event of `source`, one of those of the last reset, is at `key`. O(log sources).
@@ -53,31 +59,30 @@ impl Tournament {
     /// # Panics
     /// If there is no such source.
     pub fn set(&mut self, source: u32, key: u64) {
-        let mut place = self.width + source as usize;
-        let (keys, sources) = (&mut self.keys[..2 * self.width], &mut self.sources[..2 * self.width]);
-        if keys[place] == key {
+        let leaf = self.width + source as usize;
+        let (mut parent, mut right) = (leaf / 2, leaf % 2);
+        let mut entry = Entry { key, source };
+        if self.children[parent][right].key == key {
             return;
         }
-        let (mut key, mut source) = (key, source);
-        keys[place] = key;
-        while place > 1 {
-            let sibling = place ^ 1;
-            // A sibling of an odd place is to the left, where sources are lower, and wins ties.
-            let left = (place & 1) as u64;
-            let loses = keys[sibling] < key.saturating_add(left);
+        while parent > 0 {
+            let pair = &mut self.children[parent];
+            pair[right] = entry;
+            let sibling = pair[1 - right];
+            // A sibling of a right child is to the left, where sources are lower, and wins ties.
+            let loses = sibling.key < entry.key.saturating_add(right as u64);
             // Who wins is a coin toss: branches would be predicted wrongly half of the time.
-            key = select_unpredictable(loses, keys[sibling], key);
-            source = select_unpredictable(loses, sources[sibling], source);
-            place /= 2;
-            keys[place] = key;
-            sources[place] = source;
+            entry.key = select_unpredictable(loses, sibling.key, entry.key);
+            entry.source = select_unpredictable(loses, sibling.source, entry.source);
+            (parent, right) = (parent / 2, parent % 2);
         }
+        self.first = entry;
     }
 
     /// The source with the smallest key, and the key. Which source is of no meaning if the key is
     /// [`NEVER`](Self::NEVER). O(1).
     pub fn first(&self) -> (u32, u64) {
-        (self.sources[1], self.keys[1])
+        (self.first.source, self.first.key)
     }
 
     /// The smallest key of all sources but `source`. O(log sources), several times faster than to
@@ -86,11 +91,10 @@ impl Tournament {
     /// # Panics
     /// If there is no such source.
     pub fn first_of_others(&self, source: u32) -> u64 {
-        let keys = &self.keys[..2 * self.width];
         let mut place = self.width + source as usize;
         let mut first = Self::NEVER;
         while place > 1 {
-            first = first.min(keys[place ^ 1]);
+            first = first.min(self.children[place / 2][1 - place % 2].key);
             place /= 2;
         }
         first
@@ -101,7 +105,8 @@ impl Tournament {
     /// # Panics
     /// If there is no such source.
     pub fn key(&self, source: u32) -> u64 {
-        self.keys[self.width + source as usize]
+        let leaf = self.width + source as usize;
+        self.children[leaf / 2][leaf % 2].key
     }
 }
 

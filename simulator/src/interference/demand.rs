@@ -53,6 +53,11 @@ impl Demand {
         }
     }
 
+    /// Both shares in one word.
+    pub(crate) const fn bits(&self) -> u32 {
+        (self.compute as u32) << 16 | self.bandwidth as u32
+    }
+
     /// The share of the arithmetic units.
     pub const fn compute(&self) -> u16 {
         self.compute
