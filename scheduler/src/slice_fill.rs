@@ -278,8 +278,11 @@ impl SliceFill {
         if let Some(owed) = owed.filter(|_| self.owes_owner(context, device)) {
             return self.start_first(context, device, owed, &latency, plan);
         }
-        let turn =
-            |candidate: &&Candidate| (strict && candidate.rank != Rank::OwnerLatency, candidate.due, candidate.rank);
+        let now = context.now;
+        let turn = |candidate: &&Candidate| {
+            let guest = candidate.rank != Rank::OwnerLatency;
+            (strict && guest, candidate.urgency(now), guest, candidate.due)
+        };
         let at_once = latency.iter().filter(|candidate| candidate.at_once).min_by_key(turn);
         let paced: Candidates = latency.iter().filter(|candidate| !candidate.at_once).cloned().collect();
         let others: Candidates = latency.iter().chain(&best_effort).cloned().collect();
@@ -409,7 +412,10 @@ impl SliceFill {
                 continue;
             }
             let latency = self.latency_candidates(context, device, plan);
-            if let Some(first) = latency.iter().min_by_key(|c| (c.due, c.rank)).cloned() {
+            let now = context.now;
+            if let Some(first) =
+                latency.iter().min_by_key(|c| (c.urgency(now), c.rank != Rank::OwnerLatency, c.due)).cloned()
+            {
                 self.start(context, device, &first, plan);
             }
         }

@@ -33,6 +33,14 @@ pub(super) struct Candidate {
     pub(super) at_once: bool,
 }
 
+impl Candidate {
+    /// What is more urgent comes first: work that is not late by its due time, late work by its pace. Nobody waits
+    /// for others to make up for lost time.
+    pub(super) fn urgency(&self, now: Nanos) -> Nanos {
+        if self.due >= now || self.pace == Nanos::MAX { self.due.max(now) } else { self.pace.max(now) }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) enum CandidateWork {
     Form { replica: ReplicaId, limits: BatchLimits },
