@@ -38,8 +38,13 @@ mod workers;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use slicescheduler_gmg::tenant::Class;
+use slicescheduler_simulator::world::WorldCost;
+
+use crate::bound::linear::{LinearBound, LinearOptions};
+use crate::scenario::Scenario;
 
 pub use capacity::Capacity;
 pub use conditions::{Conditions, Lending, Slow};
@@ -55,7 +60,7 @@ pub use targets::Row;
 pub use tune::{Options, Tuned};
 
 use run::Base;
-use suite::{Experiment, Tuning};
+use suite::{Experiment, Group, Tuning};
 
 /// What is evaluated, and with what.
 pub struct Inputs<'a> {
@@ -90,7 +95,8 @@ pub fn evaluate(inputs: &Inputs<'_>, runner: &Runner<'_>) -> Result<(Evaluation,
         for policy in &cell.policies {
             runs.push((policy.clone(), outcomes.by_ref().take(cell.seeds).collect()));
         }
-        let point = cell.point(&runs);
+        let mut point = cell.point(&runs);
+        point.bound = cell.bound();
         costs.extend(runs.iter().map(|(policy, runs)| Cost::of(&point, policy, runs)));
         points.push(point);
     }
@@ -150,6 +156,7 @@ struct Cell<'a> {
     way: &'a Way<'a>,
     rate: f64,
     seeds: usize,
+    scenarios: Vec<Arc<Scenario>>,
     policies: Vec<String>,
 }
 
@@ -171,7 +178,8 @@ impl<'a> Grid<'a> {
                     let options = settings.get(policy).cloned().unwrap_or_default();
                     cases.extend(points.iter().map(|point| point.case(policy, &options)));
                 }
-                cells.push(Cell { way, rate, seeds: seeds.len(), policies: policies.clone() });
+                let scenarios = points.iter().map(|point| point.scenario.clone()).collect();
+                cells.push(Cell { way, rate, seeds: seeds.len(), scenarios, policies: policies.clone() });
             }
         }
         Self { cells, cases }
@@ -179,6 +187,18 @@ impl<'a> Grid<'a> {
 }
 
 impl Cell<'_> {
+    /// Tokens per second that no policy exceeds in a world without noise: mean over the seeds. [`None`] where the
+    /// linear program has no answer, and of what is no workload.
+    fn bound(&self) -> Option<f64> {
+        if self.way.experiment.group != Group::Workload {
+            return None;
+        }
+        let world = WorldCost::default();
+        let bounds = self.scenarios.iter().map(|scenario| LinearBound::of(scenario, &world, LinearOptions::default()));
+        let bounds: Vec<f64> = bounds.map(|bound| Some(bound.ok()?.token_throughput)).collect::<Option<_>>()?;
+        (!bounds.is_empty()).then(|| bounds.iter().sum::<f64>() / bounds.len() as f64)
+    }
+
     fn point(&self, runs: &[(String, Vec<Outcome>)]) -> Point {
         let Way { experiment, base } = self.way;
         let scenario = &base.scenario;
@@ -194,6 +214,7 @@ impl Cell<'_> {
             devices: scenario.cluster.devices().count() as u32,
             best_effort_devices: best_effort.map(|tenant| tenant.container.devices.len() as u32).sum(),
             window_s: (scenario.duration - scenario.warm_up).as_secs_f64(),
+            bound: None,
             policies: runs.iter().filter_map(|(policy, runs)| Policy::of(policy, runs, fixed)).collect(),
         }
     }

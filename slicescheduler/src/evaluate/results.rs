@@ -55,6 +55,9 @@ pub struct Point {
     pub best_effort_devices: u32,
     /// Seconds that were measured, of each seed.
     pub window_s: f64,
+    /// Tokens per second that no policy exceeds: the linear program's, mean of the seeds. Of workloads only.
+    #[serde(default)]
+    pub bound: Option<f64>,
     /// The policies, in the order in which they ran.
     pub policies: Vec<Policy>,
 }

@@ -71,7 +71,7 @@ impl Base {
 pub(super) struct Point<'a> {
     base: &'a Base,
     rate: f64,
-    scenario: Arc<Scenario>,
+    pub(super) scenario: Arc<Scenario>,
 }
 
 impl Point<'_> {

@@ -56,6 +56,7 @@ fn of_experiment(points: &[Point]) -> Lines {
         "FLOP",
         "worst tenant late",
         "recovered",
+        "of the bound",
         "memory violations",
     ]);
     for (point, policy) in points.iter().flat_map(|point| point.policies.iter().map(move |policy| (point, policy))) {
@@ -74,6 +75,7 @@ fn of_experiment(points: &[Point]) -> Lines {
             ratio(|it| it.flop_weighted),
             percent(policy.violations),
             percent(policy.recovered),
+            point.bound.map_or_else(nothing, |bound| format!("{:.3}", policy.tokens.mean / bound)),
             policy.memory_violations.to_string(),
         ]);
     }
