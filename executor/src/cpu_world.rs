@@ -7,10 +7,23 @@
 //!
 //! **Order and right of way** are those of [`lane`](crate::lane): by rank, in order within a rank,
 //! and an entry yields to one of higher rank: between two operators, and between the
-//! [parts](crate::kernels::Parts) of products and of attention. A part of a product takes a fraction of a millisecond; of a
-//! product grouped by experts it is all rows of one expert, and of attention one row over its whole context, which can
-//! take longer. A job that was recalled goes on where it was, its activations being where they were; to the graph, an
+//! [parts](crate::kernels::Parts) of products and of attention. A part of a product, of one grouped by experts too, takes a
+//! fraction of a millisecond; of attention it is one row of one head of keys over the whole context. A job that was recalled goes on where it was, its activations being where they were; to the graph, an
 //! operator that was stopped in the middle has not run.
+//!
+//! **Commands.** Every [`Command`] is carried out or refused, with an error and nothing started:
+//!
+//! | command | what the world does |
+//! |---|---|
+//! | [`Launch`](Command::Launch) | puts the operators on the lane; refused if what it names is not here or its bytes are in use |
+//! | [`Recall`](Command::Recall) | stops the job's entries on that lane; of a job that has left it there is nothing to recall |
+//! | [`Prefetch`](Command::Prefetch) | copies the weights of a model, and reports [`Event::WeightsLoaded`] |
+//! | [`EvictWeights`](Command::EvictWeights) | no launch uses them any more; at once, since the graph has freed the slot |
+//! | [`PrefetchOps`](Command::PrefetchOps), [`EvictOps`](Command::EvictOps) | refused ([`ExecutorError::PartOfWeights`]): a model's weights are packed and lie together |
+//! | [`MoveBlocks`](Command::MoveBlocks) | refused ([`ExecutorError::NoBlock`]), and so is a launch with such blocks: KV blocks that are borrowed from the part for weights are not among those of a lane |
+//!
+//! What is for a device that is [lost](Event::DeviceLost) is passed over: the loss is reported, or will be. Intents that come
+//! to no command, such as [`Action::ReleaseKv`](slicescheduler_gmg::plan::Action::ReleaseKv), need nothing here.
 //!
 //! **Tokens.** Requests are entered with their prompt. What an iteration samples is appended and
 //! reported with [`Event::Finished`]; a request ends at its limit or its end-of-sequence token. The
@@ -33,8 +46,10 @@
 //! launch and each transfer claims its bytes, and a command whose bytes are in use is refused.
 //!
 //! **Faults.** An operator that fails or panics fails its job; the lane lives on. A device is lost
-//! ([`Event::DeviceLost`]) when the host takes the thread of one of its lanes away, or when weights can not
-//! be copied to it in three tries: what was there is not reported any more, and other devices go on.
+//! ([`Event::DeviceLost`]) when the host takes the thread of one of its lanes away, when an operator
+//! [poisons](ExecutorError::LanePoisoned) its lane or takes longer than the host's [patience](CpuWorldOptions::patience),
+//! or when weights can not be copied to it in three tries: what was there is not reported any more, and other devices go
+//! on. [`fault`](crate::fault) lists how each is brought about in tests.
 
 mod claims;
 mod device;
@@ -83,12 +98,16 @@ pub struct CpuWorldOptions {
     pub transfers: InProcessOptions,
     /// What is to go wrong; nothing, unless a test wants to see it.
     pub faults: Option<Arc<dyn Faults>>,
+    /// How long an operator may run before its device counts as lost, by the world's clock; for ever if absent, as it is
+    /// by default. Take a multiple of the longest one: seconds for large prompts. A loss is found by
+    /// [`World::poll`] within twice that time. The thread is not taken back: dropping the world waits for it.
+    pub patience: Option<Nanos>,
 }
 
 impl Default for CpuWorldOptions {
     /// The [kernels](KernelRegistry::cpu) of all models that run here, and a transport of default size.
     fn default() -> Self {
-        Self { kernels: KernelRegistry::cpu(), transfers: InProcessOptions::default(), faults: None }
+        Self { kernels: KernelRegistry::cpu(), transfers: InProcessOptions::default(), faults: None, patience: None }
     }
 }
 
@@ -114,6 +133,7 @@ pub struct CpuWorld {
     wakes: Receiver<()>,
     operators: u64,
     faults: Option<Arc<dyn Faults>>,
+    patience: Option<Nanos>,
     /// Devices that are gone, of which nobody was told yet.
     losses: Vec<DeviceId>,
 }
@@ -177,6 +197,7 @@ impl CpuWorld {
             wakes,
             operators: 0,
             faults: options.faults,
+            patience: options.patience,
             losses: Vec::new(),
         };
         world.load_residents(view)?;
@@ -215,8 +236,12 @@ impl CpuWorld {
         let home = view.request(request).and_then(|request| request.device);
         let device = home.and_then(|device| self.devices.get(device.index())).or(self.devices.first());
         let tokens = device.map_or(1, |device| device.layout.kv_block_tokens).max(1);
-        let kept = KeptKv::new(Blocks::of(&bound.model, tokens, longest.div_ceil(tokens)))?;
-        self.sequences.keep(request, kept)
+        let blocks = Blocks::of(&bound.model, tokens, longest.div_ceil(tokens));
+        let point = Point::Copy { request, size: blocks.size() };
+        if self.faults.as_ref().is_some_and(|faults| faults.at(point).is_some()) {
+            return Err(ExecutorError::OutOfMemory { wanted: blocks.size() });
+        }
+        self.sequences.keep(request, KeptKv::new(blocks)?)
     }
 
     /// Tokens of a request, from its first, whose keys and values are kept; none if it is not.
@@ -309,20 +334,30 @@ impl CpuWorld {
         if !self.loads.is_idle() {
             select.recv(&self.loads.events);
         }
+        // A lane that stalls says nothing.
+        let limit = self.patience.map_or(limit, |patience| patience.min(limit));
         // Which of them is ready, if any, is found by whoever looks next.
         let _ = select.ready_timeout(Duration::from(limit));
     }
 }
 
 impl World for CpuWorld {
-    /// What is for a device that is lost is passed over: the loss is reported, or will be.
+    /// Takes a command, or refuses it: see [the module](self) for each.
+    ///
+    /// # Errors
+    /// When it names something that is not here, does not fit, uses bytes that are in use, or is of a kind that CPU lanes
+    /// can not carry out. The error's source is an [`ExecutorError`] where it is not itself specific. Nothing was started.
     fn enqueue(&mut self, command: &Command, view: View<'_>) -> Result<(), WorldError> {
         match command {
             Command::Launch(launch) => self.launch(launch, view),
             Command::Recall { job, lane, fate } => self.recall(*job, *lane, *fate),
             Command::Prefetch { model, device, source, region } => self.prefetch(*model, *device, *source, *region),
             Command::EvictWeights { model, device } => self.evict(*model, *device),
-            _ => Ok(()),
+            Command::PrefetchOps { model, ops, device, .. } | Command::EvictOps { model, ops, device } => {
+                self.refuse_part(*model, ops, *device)
+            }
+            Command::MoveBlocks { device, moves } => self.refuse_moves(*device, moves),
+            other => Err(ExecutorError::NoSuchCommand { command: format!("{other:?}") }.into()),
         }
     }
 

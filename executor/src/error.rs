@@ -365,12 +365,46 @@ pub enum ExecutorError {
         size: Bytes,
     },
     /// Two lanes were given the same KV block.
-    #[error("KV block {block} of {device} is in use by another lane, or does not exist")]
+    #[error("KV block {block} of {device} is in use by another lane")]
     BlockInUse {
         /// Where.
         device: DeviceId,
         /// The block.
         block: u32,
+    },
+    /// A KV block lies where CPU lanes have none: in the part of the device for weights, or nowhere.
+    #[error(
+        "{device} has {blocks} KV blocks here, so not number {block}; lanes of a CPU have none in the part for weights: \
+         do not let its pool borrow slots (Action::BorrowSlots)"
+    )]
+    NoBlock {
+        /// Where.
+        device: DeviceId,
+        /// The block.
+        block: u32,
+        /// Blocks that there are.
+        blocks: u32,
+    },
+    /// Weights of some operators were to come or go, and CPU lanes have weights of whole models only.
+    #[error(
+        "weights of operators {start}..{end} of {model} alone can not be on {device}: lanes of a CPU have whole models; \
+         load and free those (Action::Prefetch, Action::EvictWeights)"
+    )]
+    PartOfWeights {
+        /// Whose.
+        model: ModelId,
+        /// Where.
+        device: DeviceId,
+        /// The first operator.
+        start: u32,
+        /// One past the last.
+        end: u32,
+    },
+    /// A command that this version does not know.
+    #[error("lanes of a CPU can not carry out {command}")]
+    NoSuchCommand {
+        /// The command.
+        command: String,
     },
     /// A job names a request whose prompt was not entered.
     #[error("{0} has no prompt here; enter it before the first job that computes it")]
@@ -464,6 +498,10 @@ pub enum ExecutorError {
     /// A device is gone, with everything on it.
     #[error("{0} is lost")]
     DeviceLost(DeviceId),
+    /// An operator has left its lane unable to go on: a context of its device that takes no more work, for instance. A
+    /// [`Program`](crate::lane::Program) that fails with this ends its lane.
+    #[error("the lane can not go on behind an operator that has poisoned it; start another one")]
+    LanePoisoned,
     /// Something failed because [`Faults`](crate::fault::Faults) said so.
     #[error("{what} was made to fail")]
     MadeToFail {

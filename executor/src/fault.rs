@@ -2,10 +2,27 @@
 //!
 //! A world that is given [`Faults`] asks them at every point where something can go wrong, and behaves as
 //! if it had. One that is given none asks nothing.
+//!
+//! | what goes wrong | how to make it | what becomes of it |
+//! |---|---|---|
+//! | a kernel fails or panics | [`Point::Operator`], [`Fault::Fails`] or [`Fault::Panics`] | its job fails ([`Event::Failed`]) |
+//! | a lane stalls | [`Faults::at`] blocks at a [`Point::Operator`] | others go on; the device is lost if [`patience`] ends |
+//! | a lane is poisoned | [`Point::Operator`], [`Fault::PoisonsLane`] | the device is lost |
+//! | a device is lost | [`Point::Operator`] or [`Point::Load`], [`Fault::LosesDevice`] | [`Event::DeviceLost`] |
+//! | weights are cut or corrupted on the way | [`Point::Load`], [`Fault::Fails`] | copied again; the third time the device is lost |
+//! | a link between processes is cut or turns bits | `conformance::Flaky` (feature `conformance`) around a [`Carrier`] | transfers go on, or fail when the link does not come back |
+//! | memory of a device is lacking | [`Point::Allocation`] | [`ExecutorError::OutOfMemory`] when the world is made |
+//! | memory for a copy of a sequence is lacking | [`Point::Copy`] | [`ExecutorError::OutOfMemory`]; the request goes on without a copy |
+//!
+//! [`Event::Failed`]: slicescheduler_gmg::plan::Event::Failed
+//! [`Event::DeviceLost`]: slicescheduler_gmg::plan::Event::DeviceLost
+//! [`patience`]: crate::cpu_world::CpuWorldOptions::patience
+//! [`Carrier`]: crate::transport::link::Carrier
+//! [`ExecutorError::OutOfMemory`]: crate::ExecutorError::OutOfMemory
 
 use std::fmt::Debug;
 
-use slicescheduler_gmg::id::{DeviceId, LaneId, ModelId};
+use slicescheduler_gmg::id::{DeviceId, LaneId, ModelId, RequestId};
 use slicescheduler_gmg::units::Bytes;
 
 /// Where something can go wrong.
@@ -33,6 +50,13 @@ pub enum Point {
         /// How much.
         size: Bytes,
     },
+    /// Host memory for the copy of a sequence's keys and values is about to be allocated.
+    Copy {
+        /// Whose.
+        request: RequestId,
+        /// How much.
+        size: Bytes,
+    },
 }
 
 /// What goes wrong.
@@ -45,6 +69,8 @@ pub enum Fault {
     Panics,
     /// The device is gone, with everything on it; where memory is allocated as [`Fails`](Self::Fails).
     LosesDevice,
+    /// The lane that runs an operator can not go on, and its thread ends; elsewhere as [`Fails`](Self::Fails).
+    PoisonsLane,
 }
 
 /// Says what goes wrong.

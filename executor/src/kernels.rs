@@ -28,7 +28,7 @@ mod simd;
 mod weights;
 
 pub use activation::{add_bias, gelu, swiglu, tanh};
-pub use attention::{AttentionDims, attention, attention_in_parts, self_attention};
+pub use attention::{AttentionDims, attention, attention_in_parts, self_attention, self_attention_in_parts};
 pub use cache::{KvCache, KvLayout, KvPool, TokenRows};
 pub use embedding::{embed, embed_panels, gather_rows};
 pub use experts::{combine_rows, grouped_matmul, permute_rows, top_k};

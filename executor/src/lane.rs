@@ -48,7 +48,8 @@ pub trait Program: Send {
     /// each operator at most once per entry. Should not block: the lane, and a recall, wait for it.
     ///
     /// # Errors
-    /// Whatever keeps the operator from its result; the rest of the entry does not run.
+    /// Whatever keeps the operator from its result; the rest of the entry does not run. With
+    /// [`ExecutorError::LanePoisoned`] the lane ends, too: what waits on it is reported as cancelled, and it takes nothing in.
     fn step(&mut self, op: u32) -> Result<()>;
 
     /// As [`step`](Self::step), of an operator that can stop in the middle: once the lane is

@@ -290,6 +290,31 @@ fn a_panic_fails_the_entry_and_the_lane_lives_on() {
 }
 
 #[test]
+fn a_poisoned_lane_ends_with_its_entry_and_cancels_what_waits() {
+    let (lane, events) = lane();
+    let (begun_in, begun) = unbounded();
+    let (go, go_out) = unbounded::<()>();
+    let poisons = move |op| match op {
+        0 => {
+            begun_in.send(()).unwrap();
+            go_out.recv().unwrap();
+            Ok(())
+        }
+        _ => Err(ExecutorError::LanePoisoned),
+    };
+    lane.enqueue(calls(3, 1, poisons)).unwrap();
+    begun.recv().unwrap();
+    lane.enqueue(calls(1, 2, |_| Ok(()))).unwrap();
+    go.send(()).unwrap();
+    let event = events.recv().unwrap();
+    assert_eq!(summary(&event), (1, 1, "failed"));
+    assert!(matches!(event.outcome, Outcome::Failed(ExecutorError::LanePoisoned)));
+    assert_eq!(summary(&events.recv().unwrap()), (2, 0, "cancelled"));
+    let refused = lane.enqueue(calls(1, 3, |_| Ok(())));
+    assert!(matches!(refused, Err(ExecutorError::LaneEnded)));
+}
+
+#[test]
 fn dropping_a_lane_finishes_the_running_operator_and_reports_the_rest() {
     let (lane, events) = lane();
     let (running, gate) = gated(3, 0, 1);

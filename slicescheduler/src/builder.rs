@@ -65,6 +65,7 @@ struct Entry {
 /// | [threads](Self::spawner) | [`StdThreads`]: one per lane, one for transfers, one for the loop |
 /// | [batching](Self::batching) | iterations of 256 tokens and 32 sequences, KV blocks of 16 tokens |
 /// | [requests](Self::max_requests) at a time | 1024 |
+/// | [forecasts of memory](Self::forecasts_memory) | none |
 pub struct Builder {
     hardware: Hardware,
     tenants: Vec<Entry>,
@@ -75,6 +76,7 @@ pub struct Builder {
     batching: BatchOptions,
     lanes: CpuWorldOptions,
     max_requests: usize,
+    forecasts_memory: bool,
 }
 
 impl Default for Builder {
@@ -89,6 +91,7 @@ impl Default for Builder {
             batching: BatchOptions { token_budget: 256, max_sequences: 32, ..BatchOptions::default() },
             lanes: CpuWorldOptions::default(),
             max_requests: MAX_REQUESTS,
+            forecasts_memory: false,
         }
     }
 }
@@ -101,6 +104,7 @@ impl std::fmt::Debug for Builder {
             .field("policy", &self.policy.name())
             .field("batching", &self.batching)
             .field("max_requests", &self.max_requests)
+            .field("forecasts_memory", &self.forecasts_memory)
             .finish_non_exhaustive()
     }
 }
@@ -211,6 +215,15 @@ impl Builder {
         self
     }
 
+    /// Forecasts the memory of devices before each plan is carried out, for
+    /// [`DeviceStatus::forecast_peak`](crate::serve::DeviceStatus::forecast_peak). It costs one more question to the
+    /// forecast per action, some microseconds on the thread that makes the passes, and changes no decision.
+    #[must_use]
+    pub fn forecasts_memory(mut self, yes: bool) -> Self {
+        self.forecasts_memory = yes;
+        self
+    }
+
     /// Starts the scheduler with a thread for its loop.
     ///
     /// # Errors
@@ -259,7 +272,7 @@ impl Builder {
         let learned = Learned::new(Arc::new(Roofline::default()));
         let what_if = Timeline::of(gmg.view(), Arc::new(learned.clone()), Horizon(HORIZON));
         let waker = world.waker();
-        let options = DriverOptions { forecasts_memory: true, ..DriverOptions::default() };
+        let options = DriverOptions { forecasts_memory: self.forecasts_memory, ..DriverOptions::default() };
         let driver = Driver::new(gmg, batching, self.policy, Box::new(what_if), wrap(world), options)?;
         let mut service = Service::new(driver, clock, self.observer, waker, self.max_requests, learned);
         service.prefetch(prefetch)?;

@@ -233,6 +233,11 @@ impl<W: World> Driver<W> {
         self.log.as_ref()?.explain(request)
     }
 
+    /// True if memory is forecast before each action is carried out.
+    pub fn forecasts_memory(&self) -> bool {
+        self.forecasts_memory
+    }
+
     /// What forecasts cost.
     pub fn forecasts(&self) -> &MeasuredWhatIf {
         &self.what_if

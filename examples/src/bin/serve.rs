@@ -75,6 +75,7 @@ fn scheduler(
     let mut builder = SliceScheduler::builder()
         .clock(Arc::new(SystemClock::start()))
         .device_memory(Bytes::mib(arguments.memory_mib))
+        .forecasts_memory(true)
         .devices(arguments.devices.unwrap_or(served.len() as u32))
         .observer(watch.observer());
     builder = policy.apply(builder);
@@ -93,12 +94,9 @@ fn under_load(arguments: &Arguments, served: &[Served], policy: PolicyName) -> R
     drop(slices);
     let mut text = format!("{outcome}{watch}{}\n", status.predictions);
     for device in &status.devices {
-        let (peak, forecast, weights, usable) = (device.peak, device.forecast_peak, device.weights, device.usable);
-        writeln!(
-            text,
-            "device {}: at most {peak} of {usable} in use, forecast {forecast}; {weights} of it weights",
-            device.name
-        )?;
+        let (peak, weights, usable) = (device.peak, device.weights, device.usable);
+        let forecast = device.forecast_peak.map(|peak| format!(", forecast {peak}")).unwrap_or_default();
+        writeln!(text, "device {}: at most {peak} of {usable} in use{forecast}; {weights} of it weights", device.name)?;
     }
     Ok((text, outcome))
 }

@@ -93,10 +93,11 @@ impl Claims {
         tenant: TenantId,
         clear: &mut Vec<u32>,
     ) -> Result<()> {
-        let usable = |block: &Block| block.uses == 0 || block.lane == lane;
-        let in_use = blocks.iter().find(|&&block| !self.blocks.get(block as usize).is_some_and(usable));
-        if let Some(&block) = in_use {
-            return Err(ExecutorError::BlockInUse { device: self.device, block });
+        for &number in blocks {
+            let block = self.block(number)?;
+            if block.uses > 0 && block.lane != lane {
+                return Err(ExecutorError::BlockInUse { device: self.device, block: number });
+            }
         }
         for &number in blocks {
             let block = &mut self.blocks[number as usize];
@@ -108,6 +109,12 @@ impl Claims {
             block.uses += 1;
         }
         Ok(())
+    }
+
+    fn block(&self, number: u32) -> Result<&Block> {
+        let blocks = self.blocks.len() as u32;
+        let missing = ExecutorError::NoBlock { device: self.device, block: number, blocks };
+        self.blocks.get(number as usize).ok_or(missing)
     }
 
     /// Gives back blocks that were taken. If the lane `used` them they hold tokens of `tenant` now.
@@ -162,7 +169,8 @@ mod tests {
         let mut clear = Vec::new();
         claims.take_blocks(0, &[1, 2], A, &mut clear).unwrap();
         assert!(claims.take_blocks(1, &[0, 2], A, &mut clear).is_err());
-        assert!(claims.take_blocks(1, &[0, 4], A, &mut clear).is_err(), "there are four");
+        let missing = claims.take_blocks(1, &[0, 4], A, &mut clear);
+        assert!(matches!(missing, Err(ExecutorError::NoBlock { block: 4, blocks: 4, .. })), "there are four");
         claims.take_blocks(0, &[2, 3], A, &mut clear).unwrap();
         claims.give_back_blocks(&[1, 2], Some(A));
         assert!(claims.take_blocks(1, &[2], A, &mut clear).is_err(), "the lane has it twice");

@@ -52,6 +52,8 @@ pub(super) struct Flight {
     pub(super) progress: Arc<Progress>,
     /// Whose tokens its last operator samples, in order.
     pub(super) emits: Vec<RequestId>,
+    /// The operator that it was seen at last, and since when it is there.
+    pub(super) seen: (u32, Nanos),
     /// Whose blocks it fills from copies, before its first operator.
     pub(super) restored: Vec<RequestId>,
     pub(super) grant: Grant,
@@ -73,10 +75,26 @@ impl CpuWorld {
             }
             self.loads.start(&mut self.devices, &self.models)?;
         }
+        self.find_stalled();
         while let Some(device) = self.losses.pop() {
             self.lose(device, events);
         }
         Ok(())
+    }
+
+    /// Finds devices that have been at one operator for longer than is waited for. Each operator is looked at from the
+    /// first time on that the world comes by, so one is never given less than its time.
+    fn find_stalled(&mut self) {
+        let Some(patience) = self.patience else { return };
+        let now = self.clock.now();
+        for flight in self.flights.values_mut() {
+            let (next, (seen, since)) = (flight.ticket.next_op(), flight.seen);
+            if next != seen {
+                flight.seen = (next, now);
+            } else if next > flight.ops.start && now - since > patience {
+                self.losses.push(flight.grant.lane.device);
+            }
+        }
     }
 
     /// Says that a device is gone, once. What is on its lanes may still run; nobody is told of it any more, and
@@ -127,6 +145,7 @@ impl CpuWorld {
                 events.push(Event::Finished { job, ops, lane, started, at, tokens, ended });
             }
             Outcome::Failed(ExecutorError::DeviceLost(device)) => self.losses.push(device),
+            Outcome::Failed(ExecutorError::LanePoisoned) => self.losses.push(lane.device),
             Outcome::Failed(error) if reached => {
                 events.push(failure(job, lane, at, next_op, error.to_string()));
                 self.mute(job);

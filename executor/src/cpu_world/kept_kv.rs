@@ -39,6 +39,11 @@ impl Blocks {
         Self { bytes: model.kv_block_bytes(tokens), tokens, count }
     }
 
+    /// Bytes of all that there is room for.
+    pub(super) fn size(self) -> Bytes {
+        self.bytes.times(u64::from(self.count))
+    }
+
     /// Tokens of a block.
     pub(super) const fn tokens(self) -> u32 {
         self.tokens
@@ -66,7 +71,7 @@ pub(super) struct KeptKv(Arc<Shared>);
 impl KeptKv {
     /// An empty copy.
     pub(super) fn new(blocks: Blocks) -> Result<Self> {
-        let memory = Arena::new(blocks.bytes.times(u64::from(blocks.count)))?.into();
+        let memory = Arena::new(blocks.size())?.into();
         Ok(Self(Arc::new(Shared { memory, blocks, full: AtomicU32::new(0), writing: Mutex::new(()) })))
     }
 

@@ -1,5 +1,6 @@
 //! Commands: what they claim, and how they get under way.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId};
@@ -72,8 +73,8 @@ impl CpuWorld {
         match lane.enqueue(entry) {
             Ok(ticket) => {
                 let (job, ops) = (launch.job, launch.ops.clone());
-                let flight =
-                    Flight { job, ops, ticket, fate: Fate::Keep, muted: false, progress, emits, restored, grant };
+                let (seen, fate) = ((ops.start, self.clock.now()), Fate::Keep);
+                let flight = Flight { job, ops, ticket, fate, muted: false, progress, emits, seen, restored, grant };
                 self.flights.insert(tag, flight);
                 self.launched += 1;
                 Ok(())
@@ -159,6 +160,23 @@ impl CpuWorld {
         let device = self.devices.get_mut(device.index()).ok_or(WorldError::NoSuchDevice(device))?;
         device.loaded.remove(&model);
         Ok(())
+    }
+
+    /// Weights of whole models come and go, and no parts of them.
+    pub(super) fn refuse_part(&self, model: ModelId, ops: &Range<u32>, device: DeviceId) -> Result<(), WorldError> {
+        self.devices.get(device.index()).ok_or(WorldError::NoSuchDevice(device))?;
+        self.bound(model).ok_or(WorldError::NoSuchModel(model))?;
+        Err(ExecutorError::PartOfWeights { model, device, start: ops.start, end: ops.end }.into())
+    }
+
+    /// Blocks move when a pool gives borrowed ones back, which lanes here never had.
+    pub(super) fn refuse_moves(&self, device: DeviceId, moves: &[(u32, u32)]) -> Result<(), WorldError> {
+        let target = self.devices.get(device.index()).ok_or(WorldError::NoSuchDevice(device))?;
+        let blocks = target.layout.kv_blocks();
+        match moves.iter().map(|&(from, to)| from.max(to)).max() {
+            None => Ok(()),
+            Some(block) => Err(ExecutorError::NoBlock { device, block, blocks }.into()),
+        }
     }
 
     /// A load into a slot that can take it.

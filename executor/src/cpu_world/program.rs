@@ -115,6 +115,7 @@ impl Launched {
             // As a panic, without the words of the panic hook.
             Some(Fault::Panics) => std::panic::resume_unwind(Box::new("made to panic")),
             Some(Fault::LosesDevice) => Err(ExecutorError::DeviceLost(lane.device)),
+            Some(Fault::PoisonsLane) => Err(ExecutorError::LanePoisoned),
         }
     }
 

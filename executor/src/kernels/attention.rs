@@ -92,7 +92,8 @@ pub fn attention(
     attention_in_parts(queries, rows, dims, layer, cache, out, &mut Parts::all())
 }
 
-/// As [`attention`], of which `parts` says what is to be done now: each row is a part.
+/// As [`attention`], of which `parts` says what is to be done now: a row and one of its heads of keys and values, with
+/// the query heads that share it, is a part.
 ///
 /// # Errors
 /// As [`attention`].
@@ -112,13 +113,17 @@ pub fn attention_in_parts(
     let group = dims.heads / dims.kv_heads * dims.head_dim;
     let shared = GROUP * dims.head_dim;
     let batch = queries.chunks_exact(dims.out_width()).zip(out.chunks_exact_mut(dims.out_width()));
-    for (row, (queries, out)) in batch.enumerate().skip(parts.first()) {
-        if parts.stop_before(row) {
-            return Ok(());
-        }
+    for (row, (queries, out)) in batch.enumerate().skip(parts.first() / dims.kv_heads) {
         let context = rows.positions[row] as usize + 1;
         let heads = queries.chunks_exact(group).zip(out.chunks_exact_mut(group));
         for (head, (queries, out)) in heads.enumerate() {
+            let part = row * dims.kv_heads + head;
+            if part < parts.first() {
+                continue;
+            }
+            if parts.stop_before(part) {
+                return Ok(());
+            }
             let walk = Walk { cache, layer, head, table: rows.table(row), context, scale: dims.scale };
             for (queries, out) in queries.chunks(shared).zip(out.chunks_mut(shared)) {
                 walk_heads(&walk, queries, out);
@@ -142,6 +147,22 @@ thread_local! {
 /// # Errors
 /// When a length does not fit, or the lengths do not sum to the rows.
 pub fn self_attention(qkv: &[f32], lengths: &[u32], heads: usize, head_dim: usize, out: &mut [f32]) -> Result<()> {
+    self_attention_in_parts(qkv, lengths, heads, head_dim, out, &mut Parts::all())
+}
+
+/// As [`self_attention`], of which `parts` says what is to be done now: each row is a part. Whoever goes on in a sequence
+/// lays out its keys and values again, which costs about as much as a row.
+///
+/// # Errors
+/// As [`self_attention`].
+pub fn self_attention_in_parts(
+    qkv: &[f32],
+    lengths: &[u32],
+    heads: usize,
+    head_dim: usize,
+    out: &mut [f32],
+    parts: &mut Parts<'_>,
+) -> Result<()> {
     const KERNEL: &str = "self_attention";
     nonzero(KERNEL, "heads", heads)?;
     nonzero(KERNEL, "head_dim", head_dim)?;
@@ -149,19 +170,37 @@ pub fn self_attention(qkv: &[f32], lengths: &[u32], heads: usize, head_dim: usiz
     let rows: usize = lengths.iter().map(|&length| length as usize).sum();
     check(KERNEL, "qkv", qkv.len(), rows.saturating_mul(dims.qkv_width()))?;
     check(KERNEL, "out", out.len(), rows.saturating_mul(dims.out_width()))?;
-    let (mut qkv, mut out) = (qkv, out);
+    let (mut qkv, mut out, mut base) = (qkv, out, 0);
     for &length in lengths.iter().filter(|&&length| length > 0) {
         let length = length as usize;
         let (of_sequence, qkv_rest) = qkv.split_at(length * dims.qkv_width());
         let (results, out_rest) = out.split_at_mut(length * dims.out_width());
-        KEYS_AND_VALUES.with_borrow_mut(|room| attend(of_sequence, length, dims, room, results))?;
-        (qkv, out) = (qkv_rest, out_rest);
+        if parts.first() < base + length {
+            if parts.stop_before(base) {
+                return Ok(());
+            }
+            let attend = |parts: &mut Parts<'_>| {
+                KEYS_AND_VALUES.with_borrow_mut(|room| attend(of_sequence, length, dims, room, results, parts))
+            };
+            parts.within(base, attend)?;
+            if parts.left().is_some() {
+                return Ok(());
+            }
+        }
+        (qkv, out, base) = (qkv_rest, out_rest, base + length);
     }
     Ok(())
 }
 
 /// One sequence of [`self_attention`]: its keys and values go into one block, which all rows see.
-fn attend(qkv: &[f32], length: usize, dims: AttentionDims, room: &mut Vec<f32>, out: &mut [f32]) -> Result<()> {
+fn attend(
+    qkv: &[f32],
+    length: usize,
+    dims: AttentionDims,
+    room: &mut Vec<f32>,
+    out: &mut [f32],
+    parts: &mut Parts<'_>,
+) -> Result<()> {
     let AttentionDims { heads, head_dim, scale, .. } = dims;
     let layout = KvLayout { layers: 1, kv_heads: heads, head_dim, block_tokens: length };
     if room.len() < layout.block_elements() {
@@ -175,7 +214,11 @@ fn attend(qkv: &[f32], length: usize, dims: AttentionDims, room: &mut Vec<f32>, 
             cache.store(0, head, 0, slot, key.iter().copied(), value);
         }
     }
-    for (row, out) in qkv.chunks_exact(dims.qkv_width()).zip(out.chunks_exact_mut(dims.out_width())) {
+    let rows = qkv.chunks_exact(dims.qkv_width()).zip(out.chunks_exact_mut(dims.out_width()));
+    for (part, (row, out)) in rows.enumerate().skip(parts.first()) {
+        if parts.stop_before(part) {
+            return Ok(());
+        }
         let queries = row[..dims.out_width()].chunks_exact(head_dim);
         for (head, (query, out)) in queries.zip(out.chunks_exact_mut(head_dim)).enumerate() {
             let walk = Walk { cache: &cache, layer: 0, head, table: &[0], context: length, scale };

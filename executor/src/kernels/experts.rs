@@ -10,8 +10,9 @@
 //! beside it, and a token sums its rows in ascending order of its own experts. So what a token gets depends on
 //! neither the batch nor how many others chose its experts.
 
+use super::matmul::parts_of;
 use super::simd::exp;
-use super::{ExpertMatrices, Output, Parts, check, check_indices, matmul, nonzero};
+use super::{ExpertMatrices, Output, Parts, check, check_indices, matmul_in_parts, nonzero};
 use crate::error::{ExecutorError, Result};
 
 /// Chooses `top` of the `experts` of each row of `logits[rows, experts]`: those with the largest logits, of equal
@@ -76,7 +77,7 @@ pub fn permute_rows(x: &[f32], width: usize, chosen: &[u32], routed: &mut [f32])
 
 /// The product of each row of `x[chosen, k]`, in the order of routed rows, and the transpose of the matrix of its
 /// expert, into `y[chosen, n]`. As many operations as one [product](super::matmul()) of as many rows. `parts` says what is
-/// to be done now: each expert that was chosen is a part.
+/// to be done now: the parts of the products of the experts that were chosen, one expert after the other.
 ///
 /// # Errors
 /// When a length does not fit, or an expert was chosen that there is not.
@@ -92,17 +93,22 @@ pub fn grouped_matmul(
     check(KERNEL, "x", x.len(), chosen.len().saturating_mul(k))?;
     check(KERNEL, "y", y.len(), chosen.len().saturating_mul(n))?;
     check_indices(KERNEL, "chosen", chosen, experts.len())?;
-    let (mut x, mut y) = (x, y);
-    for (part, (expert, rows)) in loads(chosen).enumerate() {
+    let (mut x, mut y, mut base) = (x, y, 0);
+    for (expert, rows) in loads(chosen) {
         let (own, rest) = x.split_at(rows * k);
         let (out, others) = y.split_at_mut(rows * n);
-        if part >= parts.first() {
-            if parts.stop_before(part) {
+        let weights = experts.get(expert as usize)?;
+        let end = base + parts_of(rows, &weights);
+        if parts.first() < end {
+            if parts.stop_before(base) {
                 return Ok(());
             }
-            matmul(own, rows, experts.get(expert as usize)?, Output::Overwrite, out)?;
+            parts.within(base, |parts| matmul_in_parts(own, rows, weights, Output::Overwrite, out, parts))?;
+            if parts.left().is_some() {
+                return Ok(());
+            }
         }
-        (x, y) = (rest, others);
+        (x, y, base) = (rest, others, end);
     }
     Ok(())
 }

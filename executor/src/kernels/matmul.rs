@@ -19,7 +19,7 @@ mod wide;
 use std::ops::Range;
 
 use super::parts::{Parts, WORK};
-use super::quantized::multiply_quantized;
+use super::quantized::{multiply_quantized, quantized_parts};
 use super::{WeightMatrix, check};
 use crate::error::Result;
 pub use panels::{HalfFormat, OwnedPanels, PANEL, PanelMatrix, pack_panels};
@@ -83,6 +83,31 @@ pub fn matmul_in_parts<'a>(
     Ok(())
 }
 
+/// How many parts [`matmul_in_parts`] makes of a product with `rows` rows; 1 of one without work.
+pub(super) fn parts_of(rows: usize, weights: &WeightMatrix<'_>) -> usize {
+    if rows == 0 || weights.n() == 0 || weights.k() == 0 {
+        return 1;
+    }
+    match weights {
+        WeightMatrix::Panels(weights) => {
+            let together = rows_of_a_part(weights.k());
+            let of_a_panel: usize = chunks(rows, ROWS).map(|rows| rows.div_ceil(together)).sum();
+            of_a_panel * weights.n().div_ceil(PANEL)
+        }
+        WeightMatrix::Quantized(weights) => quantized_parts(rows, weights),
+    }
+}
+
+/// The lengths of the chunks of so many rows.
+pub(super) fn chunks(rows: usize, most: usize) -> impl Iterator<Item = usize> {
+    (0..rows.div_ceil(most)).map(move |chunk| most.min(rows - chunk * most))
+}
+
+/// Rows of a panel that make a part: whole steps of the widest micro-kernel.
+fn rows_of_a_part(k: usize) -> usize {
+    (WORK / (PANEL * k) / STEP * STEP).clamp(STEP, ROWS)
+}
+
 fn product(x: &[f32], weights: PanelMatrix<'_>, output: Output, y: &mut [f32], parts: &mut Parts<'_>) {
     let (n, k) = (weights.n(), weights.k());
     if k == 0 {
@@ -91,8 +116,7 @@ fn product(x: &[f32], weights: PanelMatrix<'_>, output: Output, y: &mut [f32], p
         }
         return;
     }
-    // Whole steps of the widest micro-kernel.
-    let together = (WORK / (PANEL * k) / STEP * STEP).clamp(STEP, ROWS);
+    let together = rows_of_a_part(k);
     let mut part = 0;
     for (x, y) in x.chunks(ROWS * k).zip(y.chunks_mut(ROWS * n)) {
         for panel in 0..n.div_ceil(PANEL) {

@@ -67,6 +67,14 @@ impl<'a> Parts<'a> {
         self.left.is_some()
     }
 
+    /// Does `step`, whose parts are those of the whole from `base` on, with its own numbers.
+    pub(super) fn within<T>(&mut self, base: usize, step: impl FnOnce(&mut Self) -> T) -> T {
+        let mut own = Self { first: self.first.saturating_sub(base), wanted: self.wanted, left: None };
+        let result = step(&mut own);
+        self.left = own.left.map(|part| base + part).or(self.left);
+        result
+    }
+
     /// The part before which the work was stopped; none if it was done.
     pub const fn left(&self) -> Option<usize> {
         self.left

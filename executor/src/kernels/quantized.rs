@@ -37,7 +37,7 @@ use crate::error::{ExecutorError, Result};
 
 pub use encode::{dequantize, quantize};
 pub use pack::pack_quantized;
-pub(super) use product::multiply_quantized;
+pub(super) use product::{multiply_quantized, quantized_parts};
 
 /// Weights of a block.
 pub const BLOCK: usize = 32;

@@ -27,11 +27,14 @@ impl Worker {
 
     pub(super) fn run(self) {
         while let Some(entry) = self.queue.pop() {
-            self.run_entry(entry);
+            if !self.run_entry(entry) {
+                break;
+            }
         }
     }
 
-    fn run_entry(&self, entry: Queued) {
+    /// Runs an entry; false if the lane can not go on behind it.
+    fn run_entry(&self, entry: Queued) -> bool {
         let Queued { ticket, tag, mut program, first, .. } = entry;
         let started = (self.reporter.clock)();
         let mut next_op = first;
@@ -52,6 +55,7 @@ impl Worker {
                 break;
             }
         }
+        let lives = !matches!(failure, Some(ExecutorError::LanePoisoned));
         let outcome = match failure {
             Some(error) => Outcome::Failed(error),
             None if next_op == ticket.progress.end() => Outcome::Finished,
@@ -75,6 +79,7 @@ impl Worker {
             outcome,
             program,
         });
+        lives
     }
 }
 

@@ -116,6 +116,35 @@ fn what_the_world_does_not_have_is_named() {
     assert!(rig.world.is_idle(), "a job that has left its lane has nothing to recall");
 }
 
+/// What lanes of a CPU can not do is refused with its reason, and nothing is started, neither then nor later.
+#[test]
+fn weights_of_some_operators_and_borrowed_blocks_are_refused_and_not_passed_over() {
+    let mut rig = Rig::new();
+    let (model, device) = (rig.models[0], DeviceId(1));
+    let fetch = Action::PrefetchOps { model, ops: 2..5, device, source: Source::Host };
+    let plan = Plan { actions: [fetch].into_iter().collect(), ..Plan::nothing(rig.gmg.version()) };
+    let accepted = rig.gmg.accept(plan);
+    assert!(matches!(accepted.commands[..], [Command::PrefetchOps { .. }]), "{accepted:?}");
+    let refused = |rig: &mut Rig, command: &Command| rig.world.enqueue(command, rig.gmg.view()).unwrap_err();
+    for command in [accepted.commands[0].clone(), Command::EvictOps { model, ops: 2..5, device }] {
+        let error = cause(refused(&mut rig, &command));
+        assert!(matches!(error, ExecutorError::PartOfWeights { start: 2, end: 5, device: DeviceId(1), .. }), "{error}");
+    }
+    let blocks = rig.gmg.view().memory(device).unwrap().layout().kv_blocks();
+    let moves = |device, pair| Command::MoveBlocks { device, moves: [pair].into() };
+    let error = cause(refused(&mut rig, &moves(device, (blocks + 1, 3))));
+    assert!(
+        matches!(error, ExecutorError::NoBlock { block, blocks: have, .. } if (block, have) == (blocks + 1, blocks))
+    );
+    assert!(error.to_string().contains("BorrowSlots"), "{error}");
+
+    let nowhere = DeviceId(9);
+    let fetch = Command::EvictOps { model, ops: 2..5, device: nowhere };
+    assert!(matches!(refused(&mut rig, &fetch), WorldError::NoSuchDevice(DeviceId(9))));
+    assert!(matches!(refused(&mut rig, &moves(nowhere, (0, 1))), WorldError::NoSuchDevice(DeviceId(9))));
+    assert!(rig.world.is_idle());
+}
+
 #[test]
 fn a_wake_ends_a_wait_from_another_thread_and_one_before_it_ends_the_next() {
     let mut rig = Rig::new();

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use crossbeam::channel::{Receiver, Sender, unbounded};
 use slicescheduler_executor::cpu_world::CpuWorldOptions;
 use slicescheduler_executor::fault::{Fault, Faults, Point};
 use slicescheduler_executor::lane::{StdThreads, ThreadSpawner};
@@ -145,6 +146,105 @@ fn a_device_that_is_lost_takes_nothing_else_with_it() {
         _ => None,
     });
     the_other_tenant_goes_on_without(Rig::with(options, &StdThreads).unwrap(), DeviceId(0));
+}
+
+/// In the middle of a job, with another one of the same tenant behind it on the lane.
+#[test]
+fn a_lane_that_is_poisoned_is_a_lost_device_and_takes_nothing_else_with_it() {
+    let options = Chosen::options(|point, _| match point {
+        Point::Operator { lane, op: 5 } if lane == LANE => Some(Fault::PoisonsLane),
+        _ => None,
+    });
+    let mut rig = Rig::with(options, &StdThreads).unwrap();
+    let behind = rig.request(0, &prompt(2, 4), 2);
+    let (mine, others) = (rig.request(0, &prompt(1, 6), 3), rig.request(1, &prompt(3, 9), 5));
+    for request in [mine, behind] {
+        let spec = rig.iteration(&[(request, u32::MAX)]);
+        rig.launch(spec, LANE, Rank::OwnerLatency);
+    }
+    let gone = rig.event();
+    assert!(matches!(gone, Event::DeviceLost { device: DeviceId(0), .. }), "{gone:?}");
+    assert!(rig.world.is_idle());
+    rig.run_alone(others);
+    assert_eq!(rig.world.tokens(others), alone(1, &prompt(3, 9), 5));
+    assert!(rig.world.tokens(mine).is_empty() && rig.world.tokens(behind).is_empty());
+    rig.assert_empty();
+}
+
+/// One operator of the first device blocks until the test lets it go.
+fn stalling(op: u32, patience: Option<Nanos>) -> (CpuWorldOptions, Receiver<()>, Sender<()>) {
+    let (begun_in, begun) = unbounded();
+    let (go, go_out) = unbounded();
+    let options = Chosen::options(move |point, _| {
+        if matches!(point, Point::Operator { lane, op: at } if lane == LANE && at == op) && begun_in.send(()).is_ok() {
+            let _ = go_out.recv();
+        }
+        None
+    });
+    (CpuWorldOptions { patience, ..options }, begun, go)
+}
+
+#[test]
+fn a_lane_that_stalls_holds_up_nobody_else_and_goes_on_when_it_can() {
+    let (options, begun, go) = stalling(6, None);
+    let mut rig = Rig::with(options, &StdThreads).unwrap();
+    let (mine, same, others) =
+        (rig.request(0, &prompt(1, 6), 1), rig.request(0, &prompt(2, 5), 4), rig.request(1, &prompt(3, 9), 5));
+    let spec = rig.iteration(&[(mine, u32::MAX)]);
+    rig.launch(spec, LANE, Rank::OwnerLatency);
+    begun.recv().unwrap();
+    rig.run_alone(others);
+    while !rig.has_ended(same) {
+        let spec = rig.iteration(&[(same, u32::MAX)]);
+        rig.launch(spec, LaneId::new(DeviceId(0), 1), Rank::GuestBestEffort);
+        rig.event();
+    }
+    go.send(()).unwrap();
+    rig.event();
+    assert_eq!(rig.world.tokens(mine), alone(0, &prompt(1, 6), 1));
+    assert_eq!(rig.world.tokens(same), alone(0, &prompt(2, 5), 4));
+    assert_eq!(rig.world.tokens(others), alone(1, &prompt(3, 9), 5));
+    rig.assert_empty();
+}
+
+/// By the world's clock, of which the test has two hours pass.
+#[test]
+fn a_lane_that_stalls_for_longer_than_the_host_waits_is_a_lost_device() {
+    let (options, begun, go) = stalling(6, Some(Nanos::secs(3600)));
+    let mut rig = Rig::with(options, &StdThreads).unwrap();
+    let (mine, others) = (rig.request(0, &prompt(1, 6), 3), rig.request(1, &prompt(3, 9), 5));
+    let spec = rig.iteration(&[(mine, u32::MAX)]);
+    rig.launch(spec, LANE, Rank::OwnerLatency);
+    begun.recv().unwrap();
+    // The first look at the operator, and one within its time.
+    let mut events = Vec::new();
+    rig.world.poll(Nanos::ZERO, &mut events).unwrap();
+    rig.clock.add(Nanos::secs(1800));
+    rig.world.poll(Nanos::ZERO, &mut events).unwrap();
+    assert_eq!(events, []);
+    rig.clock.add(Nanos::secs(3600));
+    let gone = rig.event();
+    assert!(matches!(gone, Event::DeviceLost { device: DeviceId(0), .. }), "{gone:?}");
+    rig.run_alone(others);
+    assert_eq!(rig.world.tokens(others), alone(1, &prompt(3, 9), 5));
+    // What comes of the operator after all is nobody's.
+    go.send(()).unwrap();
+    let again = rig.request(1, &prompt(4, 7), 2);
+    rig.run_alone(again);
+    assert_eq!(rig.world.tokens(again), alone(1, &prompt(4, 7), 2));
+    assert!(rig.world.tokens(mine).is_empty());
+    rig.assert_empty();
+}
+
+#[test]
+fn a_copy_for_which_there_is_no_memory_is_an_error_and_its_request_goes_on() {
+    let options = Chosen::options(|point, _| matches!(point, Point::Copy { .. }).then_some(Fault::Fails));
+    let mut rig = Rig::with(options, &StdThreads).unwrap();
+    let request = rig.request(0, &prompt(1, 6), 3);
+    let refused = rig.world.keep_kv(request, rig.models[0], rig.gmg.view());
+    assert!(matches!(refused, Err(ExecutorError::OutOfMemory { .. })));
+    rig.run_alone(request);
+    assert_eq!((rig.world.tokens(request), rig.world.kept_tokens(request)), (&alone(0, &prompt(1, 6), 3)[..], 0));
 }
 
 /// Takes back the thread of one lane at once.

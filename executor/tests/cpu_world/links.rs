@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, unbounded};
 use slicescheduler_executor::ExecutorError;
+use slicescheduler_executor::conformance::Flaky;
 use slicescheduler_executor::cpu_world::{IncomingKv, KvCopy};
 use slicescheduler_executor::lane::StdThreads;
 use slicescheduler_executor::model::CpuModel;
@@ -105,6 +106,13 @@ fn a_sequence_moves_over_shared_memory_and_its_answer_goes_on() {
     let opened = SharedMemory::open(&path).unwrap();
     move_over(created, opened);
     std::fs::remove_file(path).unwrap();
+}
+
+/// What is cut goes on, and what is turned is sent again.
+#[test]
+fn a_sequence_moves_over_a_link_that_is_cut_and_corrupted() {
+    let (here, there) = pipe(512);
+    move_over(here, Flaky::new(there, Bytes(3000), Bytes(2000), 5));
 }
 
 /// A carrier that breaks after so many bytes, for good.

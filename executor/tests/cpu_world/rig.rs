@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use slicescheduler_executor::ExecutorError;
@@ -24,12 +25,19 @@ use slicescheduler_gmg::{Applied, Container, Delta, Effect, Gmg, GmgView, Intent
 pub(crate) const BLOCK_TOKENS: u32 = 4;
 pub(crate) const LANES: u16 = 2;
 
+/// A clock that goes on by itself, and by what a test adds.
 #[derive(Debug)]
-pub(crate) struct SinceStart(Instant);
+pub(crate) struct SinceStart(Instant, AtomicU64);
+
+impl SinceStart {
+    pub(crate) fn add(&self, time: Nanos) {
+        self.1.fetch_add(time.get(), Ordering::Relaxed);
+    }
+}
 
 impl Clock for SinceStart {
     fn now(&self) -> Nanos {
-        self.0.elapsed().into()
+        Nanos::from(self.0.elapsed()) + Nanos(self.1.load(Ordering::Relaxed))
     }
 }
 
@@ -78,6 +86,7 @@ pub(crate) struct Rig {
     /// The graph after its set-up, and all that was applied to it since.
     pub(crate) start: Snapshot,
     pub(crate) log: Vec<Delta>,
+    pub(crate) clock: Arc<SinceStart>,
 }
 
 /// The decoder of a tenant.
@@ -130,10 +139,10 @@ impl Rig {
             models.push(model);
             implementations.push((model, implementation));
         }
-        let clock = Arc::new(SinceStart(Instant::now()));
-        let world = CpuWorld::new(gmg.view(), implementations, clock, threads, options)?;
+        let clock = Arc::new(SinceStart(Instant::now(), AtomicU64::new(0)));
+        let world = CpuWorld::new(gmg.view(), implementations, clock.clone(), threads, options)?;
         let start = gmg.publish();
-        Ok(Self { gmg, world, models, requests: BTreeMap::new(), start, log: Vec::new() })
+        Ok(Self { gmg, world, models, requests: BTreeMap::new(), start, log: Vec::new(), clock })
     }
 
     pub(crate) fn apply(&mut self, delta: impl Into<Delta>) -> Applied {

@@ -58,10 +58,10 @@ pub struct DeviceStatus {
     pub activations: Bytes,
     /// The most bytes that were ever in use at one time.
     pub peak: Bytes,
-    /// The most that was forecast before each plan was carried out; a plan of which the graph drops an action is not
-    /// forecast. Otherwise never below [`peak`](Self::peak), and equal to it where sequences and jobs leave in the
-    /// order that was forecast.
-    pub forecast_peak: Bytes,
+    /// The most that was forecast before each plan was carried out; none if that was not
+    /// [asked for](crate::Builder::forecasts_memory). A plan of which the graph drops an action is not forecast. Otherwise
+    /// never below [`peak`](Self::peak), and equal to it where sequences and jobs leave in the order that was forecast.
+    pub forecast_peak: Option<Bytes>,
     /// What may be used.
     pub usable: Bytes,
 }
@@ -94,7 +94,7 @@ impl DeviceStatus {
             activations: ledger.of(ByteKind::Activations),
             peak: ledger.peak(),
             // Before anything was forecast there is what the set-up put there.
-            forecast_peak: driver.forecasts().peak(device).unwrap_or(ledger.peak()),
+            forecast_peak: driver.forecasts_memory().then(|| driver.forecasts().peak(device).unwrap_or(ledger.peak())),
             usable: memory.layout().usable,
         })
     }

@@ -85,20 +85,23 @@ fn answers_at_once_equal_those_one_at_a_time_under_every_policy() {
 /// One at a time, requests leave in the order that was forecast; at once, and with guests that are recalled, in any.
 #[test]
 fn forecasts_of_memory_are_never_below_what_is_used_and_equal_it_in_their_own_order() {
-    let slices = two_tenants().policy(StaticContainers::default()).build_stepped().unwrap();
+    let slices = two_tenants().policy(StaticContainers::default()).forecasts_memory(true).build_stepped().unwrap();
     for (tenant, prompt, max) in requests() {
         let answer = slices.submit(tenant, Request::prompt_tokens(&prompt).max_tokens(max)).unwrap();
         assert_eq!(collect(answer).0.len(), max as usize);
     }
     for device in slices.status().unwrap().devices {
         assert!(device.peak > device.weights);
-        assert_eq!(device.forecast_peak, device.peak, "{}", device.name);
+        assert_eq!(device.forecast_peak, Some(device.peak), "{}", device.name);
     }
-    let slices = two_tenants().build().unwrap();
+    let slices = two_tenants().forecasts_memory(true).build().unwrap();
     at_once(&slices);
     for device in slices.status().unwrap().devices {
-        assert!(device.forecast_peak >= device.peak, "{device:?}");
+        assert!(device.forecast_peak >= Some(device.peak), "{device:?}");
     }
+    let slices = two_tenants().build_stepped().unwrap();
+    at_once(&slices);
+    assert!(slices.status().unwrap().devices.iter().all(|device| device.forecast_peak.is_none()));
 }
 
 /// Counts the tokens that iterations compute.

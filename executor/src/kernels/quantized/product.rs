@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::rows::{PLACE, QuantRows};
 use super::{BLOCK, COLUMNS, Output, QuantFormat, QuantMatrix, halves};
+use crate::kernels::matmul::chunks;
 use crate::kernels::parts::{Parts, WORK};
 
 /// Rows whose rounded activations are held at a time: they stay in the second-level cache.
@@ -86,6 +87,11 @@ fn multiply(
             }
         }
     });
+}
+
+/// How many parts a product with so many rows has; there are rows, and weights.
+pub(in crate::kernels) fn quantized_parts(rows: usize, weights: &QuantMatrix<'_>) -> usize {
+    chunks(rows, ROWS).map(|rows| weights.panels().div_ceil(panels_of_a_part(rows, weights.k))).sum()
 }
 
 /// Panels that make a part of a product of so many rows: whole groups of those that a lone row takes together.

@@ -7,7 +7,7 @@ use slicescheduler_gmg::semantics::OpKind;
 use super::{BoundKernel, Call, Site, columns, start_from};
 use crate::error::Result;
 use crate::kernels::{
-    Output, add_bias, gelu, layer_norm, matmul_in_parts, mean_pool, normalize_rows, self_attention, tanh,
+    Output, add_bias, gelu, layer_norm, matmul_in_parts, mean_pool, normalize_rows, self_attention_in_parts, tanh,
 };
 
 /// The operator at `site`, if encoders have its kind.
@@ -96,7 +96,8 @@ struct SelfAttention {
 
 impl BoundKernel for SelfAttention {
     fn run(&self, call: &mut Call<'_>) -> Result<()> {
-        self_attention(call.input(0)?, call.input(1)?, self.heads, self.head_dim, call.output(0)?)
+        let (qkv, lengths, out) = (call.input(0)?, call.input(1)?, call.output(0)?);
+        self_attention_in_parts(qkv, lengths, self.heads, self.head_dim, out, call.parts())
     }
 }
 
