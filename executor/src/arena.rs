@@ -265,8 +265,8 @@ impl<'a> Operands<'a> {
     /// An operand that is only read; other operands that are only read may overlap it.
     ///
     /// # Errors
-    /// When the region is not within the arena, not made of whole elements, or overlaps an operand
-    /// that is written; or when too many are held.
+    /// When the region is not within what the operator was given of the arena, not made of whole elements, or overlaps an
+    /// operand that is written; or when 16 are held already.
     pub fn read<T: Element>(&mut self, region: Region) -> Result<&'a [T]> {
         let (first, count) = self.hold::<T>(region, false)?;
         // SAFETY: in bounds and aligned (checked by `elements`), initialised (arenas are zeroed and
@@ -278,8 +278,8 @@ impl<'a> Operands<'a> {
     /// An operand that is written; nothing else may overlap it.
     ///
     /// # Errors
-    /// When the region is not within the arena, not made of whole elements, or overlaps another
-    /// operand; or when too many are held.
+    /// When the region is not within what the operator was given of the arena, not made of whole elements, or overlaps
+    /// another operand; or when 16 are held already.
     pub fn write<T: Element>(&mut self, region: Region) -> Result<&'a mut [T]> {
         let (first, count) = self.hold::<T>(region, true)?;
         // SAFETY: as in `read`, and no reference at all to it was or will be handed out.
@@ -294,10 +294,11 @@ impl<'a> Operands<'a> {
     fn hold<T: Element>(&mut self, region: Region, written: bool) -> Result<(NonNull<T>, usize)> {
         let elements = self.arena.elements(region)?;
         if !self.bounds.contains(&region) {
-            return Err(ExecutorError::RegionOutOfBounds {
+            return Err(ExecutorError::RegionNotGranted {
                 offset: region.offset,
                 size: region.size,
-                arena: self.bounds.size,
+                bounds_offset: self.bounds.offset,
+                bounds_size: self.bounds.size,
             });
         }
         for (other, other_written) in &self.held[..self.count] {
@@ -352,6 +353,21 @@ mod tests {
         assert!(matches!(refused(2, 4), ExecutorError::RegionMisaligned { .. }));
         assert!(matches!(refused(4, 6), ExecutorError::RegionMisaligned { .. }));
         assert!(matches!(arena.clear(Region::new(Bytes(0), Bytes(257))), Err(ExecutorError::RegionOutOfBounds { .. })));
+    }
+
+    #[test]
+    fn a_region_that_was_not_given_to_the_operator_is_refused_as_such() {
+        let arena = arena();
+        // SAFETY: nobody else has the arena.
+        let mut operands = unsafe { arena.operands_within(Region::new(Bytes(64), Bytes(64))) };
+        assert!(operands.read::<f32>(Region::of::<f32>(Bytes(64), 16)).is_ok());
+        for offset in [0, 60, 124, 192] {
+            let refused = operands.read::<f32>(Region::of::<f32>(Bytes(offset), 2)).unwrap_err();
+            assert_eq!(
+                refused.to_string(),
+                format!("region at {offset} B of 8 B is not within the 64 B at 64 B that the operator was given")
+            );
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ use slicescheduler_gmg::dtype::DType;
 
 #[cfg(feature = "gguf")]
 pub use gguf::{GgufArray, GgufError, GgufFile, GgufValue};
-pub use naming::{GgufLlama, HfBert, HfLlama, Naming, Part, RowOrder};
+pub use naming::{ExpertNames, GgufLlama, GgufQwen, HfBert, HfLlama, Naming, Part, RowOrder, WithExperts};
 #[cfg(feature = "safetensors")]
 pub use safetensors::SafetensorsFile;
 
@@ -116,26 +116,32 @@ impl<F: TensorFile, N: Naming> CheckpointWeights<F, N> {
         let parts = self.naming.parts(shard.name);
         let parts = parts.ok_or_else(|| refused("checkpoints of this kind have no such weight".to_owned()))?;
         let mut first = 0;
-        for Part { tensor, order } in parts {
+        for Part { tensor, order, matrix } in parts {
             let found = self.file.tensor(&tensor);
             let found = found.ok_or_else(|| refused(format!("the file has no tensor {tensor:?} that can be read")))?;
             let unfit = || {
                 refused(format!("tensor {tensor:?} is {} {:?}; {:?} is wanted", found.dtype, found.shape, shard.shape))
             };
-            let (rows, columns) = match (&*found.shape, shard.shape) {
-                (&[length], [_]) => (1, length),
-                (&[rows, width], &[_, columns]) if width == columns => (rows, columns),
+            // How many matrices, and which of them.
+            let (count, index, rows, columns) = match (&*found.shape, shard.shape, matrix) {
+                (&[length], [_], None) => (1, 0, 1, length),
+                (&[rows, width], &[_, columns], None) if width == columns => (1, 0, rows, columns),
+                (&[count, rows, width], &[_, columns], Some(index)) if width == columns && index < count => {
+                    (count, index, rows, columns)
+                }
                 _ => return Err(unfit()),
             };
             let row_bytes = usize::try_from(found.dtype.bytes(columns as u64).get()).unwrap_or(usize::MAX);
             let whole = (columns as u64).is_multiple_of(found.dtype.block_elements());
             let fits = rows.checked_mul(columns).is_some_and(|elements| elements <= wanted - first);
-            if !fits || !whole || found.bytes.len() != rows.saturating_mul(row_bytes) {
+            let matrix_bytes = rows.saturating_mul(row_bytes);
+            if !fits || !whole || found.bytes.len() != matrix_bytes.saturating_mul(count) {
                 return Err(unfit());
             }
+            let of_matrix = &found.bytes[index * matrix_bytes..][..matrix_bytes];
             for row in 0..rows {
                 let from = order.stored_row(row, rows).ok_or_else(unfit)?;
-                let bytes = &found.bytes[from * row_bytes..(from + 1) * row_bytes];
+                let bytes = &of_matrix[from * row_bytes..(from + 1) * row_bytes];
                 with(found.dtype, first..first + columns, bytes)?;
                 first += columns;
             }

@@ -36,7 +36,10 @@
 //! **What becomes of a sequence's bytes.** Keys and values of a job that was recalled stay in their blocks. Those of a
 //! sequence that is released are gone, and it is computed again, unless it is [kept](CpuWorld::keep_kv): full blocks
 //! are copied to host memory as they come, [go back](CpuWorld::restore_kv) into whatever blocks the sequence gets
-//! next, on any device, or to [another world](IncomingKv).
+//! next, on any device, or to [another world](IncomingKv). It is the owner of the world who says so, beside the commands
+//! of the graph ([`CpuWorld::restore_kv`] has an example): to the graph, a sequence that was released and goes on from a
+//! copy is one whose next row begins behind its start. No [`Action`](slicescheduler_gmg::plan::Action) asks for a copy,
+//! since batching forms rows of released sequences from position 0, and forecasts have no price for copies.
 //!
 //! **What passes from tenant to tenant.** A KV block that held another tenant's tokens is zeroed on
 //! the lane, before the first operator of the first job that has it in a block table. Weight slots
@@ -259,6 +262,108 @@ impl CpuWorld {
     ///
     /// # Errors
     /// When nothing is kept of the request.
+    ///
+    /// # Example
+    /// A host that forms its own batches evicts a sequence in the middle of its answer; twelve of its tokens are not computed
+    /// again.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
+    /// use slicescheduler_executor::lane::StdThreads;
+    /// use slicescheduler_executor::model::{CpuModel, SeededWeights};
+    /// use slicescheduler_gmg::delta::NewRequest;
+    /// use slicescheduler_gmg::id::{DeviceId, LaneId, RequestId};
+    /// use slicescheduler_gmg::job::{JobSpec, KvGrowth, Row};
+    /// use slicescheduler_gmg::plan::{Action, Clock, Event, Plan, World};
+    /// use slicescheduler_gmg::shape::Binding;
+    /// use slicescheduler_gmg::templates::{DenseSpec, dense};
+    /// use slicescheduler_gmg::units::{Bytes, Nanos};
+    /// use slicescheduler_gmg::{Container, Delta, Gmg, GmgView, Intent, Model, Tenant};
+    /// # use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
+    /// # use slicescheduler_gmg::memory::DeviceLayout;
+    /// # use slicescheduler_gmg::units::{Bandwidth, FlopRate};
+    /// #
+    /// # #[derive(Debug)]
+    /// # struct SinceStart(std::time::Instant);
+    /// # impl Clock for SinceStart {
+    /// #     fn now(&self) -> Nanos {
+    /// #         self.0.elapsed().into()
+    /// #     }
+    /// # }
+    /// #
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let device = DeviceSpec::cpu(1, Bytes::mib(8), Bandwidth::gb_per_s(10), FlopRate::gflops(50));
+    /// # let cluster = Cluster::builder().node("host", |node| node.devices(1, device)).build()?;
+    /// # let clock = Arc::new(SinceStart(std::time::Instant::now()));
+    /// let spec = DenseSpec::tiny();
+    /// let template = Arc::new(dense(&spec)?);
+    /// let model = CpuModel::decoder(&spec, template.clone(), &SeededWeights::new(7))?;
+    /// let mut gmg = Gmg::new(cluster);
+    /// # let layout = DeviceLayout {
+    /// #     usable: Bytes::mib(8),
+    /// #     weights: model.slot_bytes().align_up(256),
+    /// #     arena: Bytes::mib(2),
+    /// #     staging: Bytes::ZERO,
+    /// #     kv_block: model.kv_block_bytes(4),
+    /// #     kv_block_tokens: 4,
+    /// # };
+    /// // Blocks of four tokens.
+    /// gmg.lay_out(DeviceId(0), layout)?;
+    /// let tenant = gmg.add_tenant(Tenant::best_effort("batch"))?;
+    /// let of_graph = Model::new("tiny", template).weights(model.slot_bytes());
+    /// let id = gmg.add_model(tenant, of_graph, Container::replicas([0]))?;
+    /// let mut world = CpuWorld::new(gmg.view(), vec![(id, model)], clock, &StdThreads, CpuWorldOptions::default())?;
+    ///
+    /// // An iteration of all that is known of a request from `position` on: its next token.
+    /// type Done = Result<u32, Box<dyn std::error::Error>>;
+    /// let iterate = |gmg: &mut Gmg, world: &mut CpuWorld, request: RequestId, position: u32| -> Done {
+    ///     let end = 9 + world.tokens(request).len() as u32;
+    ///     let mut dims = Binding::new();
+    ///     dims.add_chunk((end - position).into(), position.into(), true);
+    ///     let has = gmg.view().memory(DeviceId(0)).map_or(0, |memory| memory.kv().table(request).len() as u32);
+    ///     let job = JobSpec {
+    ///         rows: vec![Row { request, position, tokens: end - position, emits: true }],
+    ///         growth: vec![KvGrowth { request, blocks: end.div_ceil(4) - has }],
+    ///         ..JobSpec::of(id).bind(dims)
+    ///     };
+    ///     let actions = [Action::run_new(job, LaneId::new(DeviceId(0), 0))].into_iter().collect();
+    ///     for command in &gmg.accept(Plan { actions, ..Plan::nothing(gmg.version()) }).commands {
+    ///         world.enqueue(command, gmg.view())?;
+    ///     }
+    ///     let mut events = Vec::new();
+    ///     world.poll(Nanos::secs(60), &mut events)?;
+    ///     for event in events {
+    ///         let done = if let Event::Finished { job, .. } = event { Some(job) } else { None };
+    ///         gmg.apply(Delta::Observed(event))?;
+    ///         done.map(|job| gmg.apply(Intent::Retire { job })).transpose()?;
+    ///     }
+    ///     Ok(end)
+    /// };
+    ///
+    /// let mut answers = Vec::new();
+    /// for evicted in [false, true] {
+    ///     let request = gmg.submit_request(NewRequest { tenant, arrival: Nanos::ZERO, prompt: 9, max_output: 6 })?;
+    ///     world.prompt(request, &[72, 101, 108, 108, 111, 32, 121, 111, 117], 6, None)?;
+    ///     world.keep_kv(request, id, gmg.view())?;
+    ///     let mut computed = 0;
+    ///     while world.tokens(request).len() < 6 {
+    ///         if evicted && computed == 12 {
+    ///             gmg.apply(Intent::ReleaseKv { request, device: DeviceId(0) })?;
+    ///             computed = world.kept_tokens(request);
+    ///             assert_eq!(computed, 12, "three blocks");
+    ///             world.restore_kv(request)?;
+    ///         }
+    ///         computed = iterate(&mut gmg, &mut world, request, computed)?;
+    ///     }
+    ///     answers.push(world.tokens(request).to_vec());
+    ///     gmg.apply(Intent::RetireRequest { request })?;
+    /// }
+    /// assert_eq!(answers[0], answers[1]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn restore_kv(&mut self, request: RequestId) -> Result<()> {
         self.sequences.restore(request, true).ok_or(ExecutorError::UnknownRequest(request))
     }

@@ -75,14 +75,30 @@ pub enum ExecutorError {
         /// The arena's size.
         arena: Bytes,
     },
-    /// A region does not start or end on a whole element.
-    #[error("region at {offset} of {size} is not made of whole elements of {element} bytes")]
+    /// A region lies within its arena, but not within what the operator was given of it.
+    #[error(
+        "region at {offset} of {size} is not within the {bounds_size} at {bounds_offset} that the operator was given"
+    )]
+    RegionNotGranted {
+        /// Where the region starts.
+        offset: Bytes,
+        /// Its size.
+        size: Bytes,
+        /// Where what was given starts.
+        bounds_offset: Bytes,
+        /// Its size.
+        bounds_size: Bytes,
+    },
+    /// A region does not begin on a boundary of its elements, or is not made of whole ones.
+    #[error(
+        "region at {offset} of {size} does not begin on a boundary of {element} bytes, or is no whole number of them"
+    )]
     RegionMisaligned {
         /// Where the region starts.
         offset: Bytes,
         /// Its size.
         size: Bytes,
-        /// The element's size, in bytes.
+        /// The size of an element, or the boundary on which kernels want a region to start, in bytes.
         element: usize,
     },
     /// Two operands of one operator share bytes and one of them is written.

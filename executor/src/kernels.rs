@@ -2,15 +2,15 @@
 //!
 //! Each is a plain function over slices: row-major activations, one row per token, weights
 //! [packed](WeightMatrix), keys and values in [blocks](KvCache). None starts a thread. What a kernel needs besides its
-//! operands it keeps per thread: a lane that has run as much before allocates nothing, which is measured (with
-//! quantized weights). The exception is the gemm crate, which multiplies floats where there are no 512-bit registers and
+//! operands it keeps per thread: a lane that has run as much before allocates nothing, which is tested with weights of
+//! every type. The exception is the gemm crate, which multiplies floats where there are no 512-bit registers and
 //! takes room for each call from the allocator.
 //!
 //! **Batch invariance.** The bits of a row depend on that row's sequence alone: not on how many
 //! rows there are, which ones, how a prompt was cut into chunks, how long a block of the cache is
 //! and which blocks a sequence has, on the lane or its thread. So the tokens of a run that was
-//! sliced, recalled and batched anew equal those of an undisturbed one. It holds on one machine;
-//! two instruction sets may round a matrix product differently.
+//! sliced, recalled and batched anew equal those of an undisturbed one. Nor do products depend on the
+//! instruction set: all versions of one that a machine can run give the same bits, which is tested.
 
 mod activation;
 mod attention;
@@ -33,7 +33,7 @@ pub use cache::{KvCache, KvLayout, KvPool, TokenRows};
 pub use embedding::{embed, embed_panels, gather_rows};
 pub use experts::{combine_rows, grouped_matmul, permute_rows, top_k};
 pub use matmul::{HalfFormat, Output, OwnedPanels, PANEL, PanelMatrix, matmul, matmul_in_parts, pack_panels};
-pub use norm::{layer_norm, normalize_rows, rms_norm};
+pub use norm::{head_norm, layer_norm, normalize_rows, rms_norm};
 pub use parts::Parts;
 pub use pool::mean_pool;
 pub use quantized::{BLOCK, COLUMNS, QuantFormat, QuantMatrix, dequantize, pack_quantized, quantize};

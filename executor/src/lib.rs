@@ -79,10 +79,10 @@
 //! |---|---|
 //! | [`cpu_world`] | the world of CPU lanes |
 //! | [`backend`], [`transport`] | the seams to kinds of devices and ways between them, within a process and between two |
-//! | [`model`] | a decoder or an encoder with its packed weights, and where weights come from |
+//! | [`model`] | a decoder, a mixture of experts or an encoder with its packed weights, and where weights come from |
 //! | [`checkpoint`] | weights in files (features `gguf`, `safetensors`) |
 //! | [`registry`], [`kernels`] | which kernel runs an operator; the CPU kernels, whose bits do not depend on batching |
-//! | [`lane`] | worker-owned queues, in order, recallable at operator boundaries |
+//! | [`lane`] | worker-owned queues, in order, recallable between operators and between parts of one |
 //! | [`arena`] | memory that is allocated once and handed out at planned offsets |
 //! | [`runner`] | a runner for operator graphs that are run again and again |
 //! | [`fault`] | faults on purpose |

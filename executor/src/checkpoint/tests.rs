@@ -91,3 +91,68 @@ fn a_vector_of_several_parts_has_them_in_order() {
         assert!(weights.fill(Shard { name: "layers.3.attn.qkv.bias", shape: &[length] }, &mut into).is_err());
     }
 }
+
+/// Element `(row, column)` of matrix `index` is `100 index + 10 row + column`.
+fn matrices(name: &'static str, shape: [usize; 3]) -> (&'static str, Vec<usize>, Vec<u8>) {
+    let [count, rows, columns] = shape;
+    let at = |index| move |row| (0..columns).map(move |column| (100 * index + 10 * row + column) as f32);
+    let values = (0..count).flat_map(|index| (0..rows).flat_map(at(index)));
+    (name, shape.to_vec(), values.flat_map(f32::to_le_bytes).collect())
+}
+
+#[test]
+fn experts_that_share_a_tensor_are_found_in_it_and_fused() {
+    let naming = WithExperts { rest: GgufQwen, names: ExpertNames::Gguf };
+    let stored = vec![
+        matrices("blk.1.ffn_gate_exps.weight", [3, 2, 2]),
+        matrices("blk.1.ffn_up_exps.weight", [3, 2, 2]),
+        matrices("blk.1.ffn_down_exps.weight", [3, 2, 4]),
+        tensor("blk.1.ffn_gate_inp.weight", 3, 2),
+        tensor("blk.1.attn_output.weight", 2, 2),
+    ];
+    let weights = CheckpointWeights::new(Memory(stored), naming);
+    let read = |name: &str, shape: &[usize]| {
+        let mut into = vec![-1.0; shape.iter().product()];
+        weights.fill(Shard { name, shape }, &mut into).map(|()| into)
+    };
+    let gate_up = read("layers.1.mlp.gate_up.weight.2", &[4, 2]).unwrap();
+    assert_eq!(gate_up, [200.0, 201.0, 210.0, 211.0, 200.0, 201.0, 210.0, 211.0]);
+    let down = read("layers.1.mlp.down.weight.1", &[2, 4]).unwrap();
+    assert_eq!(down, [100.0, 101.0, 102.0, 103.0, 110.0, 111.0, 112.0, 113.0]);
+    assert_eq!(read("layers.1.mlp.router.weight", &[3, 2]).unwrap(), [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]);
+    assert_eq!(read("layers.1.attn.o.weight", &[2, 2]).unwrap(), [0.0, 0.0, 1.0, 1.0]);
+    for (name, shape) in [
+        ("layers.1.mlp.down.weight.3", [2, 4]),
+        ("layers.1.mlp.down.weight.0", [3, 4]),
+        ("layers.1.mlp.down.weight.0", [4, 2]),
+        ("layers.2.mlp.down.weight.0", [2, 4]),
+        ("layers.1.mlp.other.weight.0", [2, 4]),
+    ] {
+        let refused = read(name, &shape).unwrap_err();
+        assert!(matches!(refused, ExecutorError::Weight { .. }), "{name} {shape:?}");
+    }
+}
+
+#[test]
+fn experts_of_all_families_have_their_names() {
+    let named = |names, weight| {
+        let parts = WithExperts { rest: HfLlama, names }.parts(weight).unwrap_or_default();
+        parts.into_iter().map(|part| part.tensor).collect::<Vec<_>>()
+    };
+    let (gate_up, router) = ("layers.4.mlp.gate_up.weight.11", "layers.4.mlp.router.weight");
+    assert_eq!(named(ExpertNames::GgufApart, gate_up), ["blk.4.ffn_gate.11.weight", "blk.4.ffn_up.11.weight"]);
+    assert_eq!(
+        named(ExpertNames::HfMixtral, gate_up),
+        ["w1", "w3"].map(|name| format!("model.layers.4.block_sparse_moe.experts.11.{name}.weight"))
+    );
+    assert_eq!(
+        named(ExpertNames::HfQwen, gate_up),
+        ["gate_proj", "up_proj"].map(|name| format!("model.layers.4.mlp.experts.11.{name}.weight"))
+    );
+    assert_eq!(named(ExpertNames::Gguf, router), ["blk.4.ffn_gate_inp.weight"]);
+    assert_eq!(named(ExpertNames::HfMixtral, router), ["model.layers.4.block_sparse_moe.gate.weight"]);
+    assert_eq!(named(ExpertNames::HfQwen, router), ["model.layers.4.mlp.gate.weight"]);
+    let rest = "layers.4.attn.k_norm.weight";
+    assert_eq!(named(ExpertNames::HfQwen, rest), ["model.layers.4.self_attn.k_norm.weight"]);
+    assert_eq!(GgufQwen.parts(rest).unwrap()[0].tensor, "blk.4.attn_k_norm.weight");
+}

@@ -1,7 +1,7 @@
 //! Normalisation of rows.
 
 use super::simd::{sum, sum_of_squares, versioned};
-use super::{check, nonzero};
+use super::{AttentionDims, check, nonzero};
 use crate::error::Result;
 
 /// Normalises each row of `x[rows, width]` into `out`:
@@ -28,6 +28,41 @@ versioned! {
             *out = x * scale * weight;
         }
     }
+}
+
+/// Normalises each head of queries and of keys by itself, as [`rms_norm`] does a row; values stay as they are. A row of
+/// `qkv` and of `out` holds the query heads, the key heads, then the value heads of `dims`; `queries` and `keys` are the
+/// weights of a head of each (Qwen team 2025).
+///
+/// # Errors
+/// When a length does not fit.
+pub fn head_norm(
+    qkv: &[f32],
+    dims: AttentionDims,
+    queries: &[f32],
+    keys: &[f32],
+    epsilon: f32,
+    out: &mut [f32],
+) -> Result<()> {
+    const KERNEL: &str = "head_norm";
+    let (width, head_dim) = (dims.qkv_width(), dims.head_dim);
+    nonzero(KERNEL, "head_dim", head_dim)?;
+    nonzero(KERNEL, "heads", dims.heads)?;
+    check(KERNEL, "queries", queries.len(), head_dim)?;
+    check(KERNEL, "keys", keys.len(), head_dim)?;
+    check(KERNEL, "qkv", qkv.len(), qkv.len() / width * width)?;
+    check(KERNEL, "out", out.len(), qkv.len())?;
+    for (row, out) in qkv.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        let heads = row.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim));
+        for (head, (x, out)) in heads.enumerate() {
+            match head {
+                head if head < dims.heads => normalise(x, queries, epsilon, out),
+                head if head < dims.heads + dims.kv_heads => normalise(x, keys, epsilon, out),
+                _ => out.copy_from_slice(x),
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Normalises each row of `x[rows, width]` into `out`:
@@ -130,6 +165,24 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Two query heads, one of keys and one of values, of two elements.
+    #[test]
+    fn heads_of_queries_and_keys_are_normalized_by_themselves_and_values_stay() {
+        let dims = AttentionDims::new(2, 1, 2);
+        let qkv = [3.0, 4.0, 0.0, 5.0, -1.0, 2.0, 7.0, 8.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0];
+        let (queries, keys, mut out) = ([1.0, 2.0], [0.5, -1.0], [9.0; 16]);
+        head_norm(&qkv, dims, &queries, &keys, 1e-6, &mut out).unwrap();
+        for (x, out) in qkv.chunks(8).zip(out.chunks(8)) {
+            let mut expected = [0.0; 8];
+            rms_norm(&x[..4], &queries, 1e-6, &mut expected[..4]).unwrap();
+            rms_norm(&x[4..6], &keys, 1e-6, &mut expected[4..6]).unwrap();
+            expected[6..].copy_from_slice(&x[6..]);
+            assert_eq!(out, expected);
+        }
+        assert!(head_norm(&qkv[1..], dims, &queries, &keys, 1e-6, &mut out).is_err());
+        assert!(head_norm(&qkv, dims, &queries[1..], &keys, 1e-6, &mut out).is_err());
     }
 
     #[test]

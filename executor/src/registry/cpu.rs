@@ -13,7 +13,7 @@ use super::{BoundKernel, Call, Kernel, Site};
 use crate::error::{ExecutorError, Result};
 use crate::kernels::{
     AttentionDims, Output, RotaryTable, TokenRows, argmax_rows, attention_in_parts, embed_panels, gather_rows,
-    matmul_in_parts, rms_norm, rotary_frequencies, rotate_and_store, sample, swiglu,
+    head_norm, matmul_in_parts, rms_norm, rotary_frequencies, rotate_and_store, sample, swiglu,
 };
 
 /// The kernels of [`kernels`](crate::kernels), for every kind that a decoder, dense or a mixture of experts, or an encoder has.
@@ -25,12 +25,13 @@ impl CpuKernels {
     pub(super) const DTYPES: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1];
 
     /// The kinds, with parameters that do not count.
-    pub(super) fn kinds() -> [OpKind; 20] {
+    pub(super) fn kinds() -> [OpKind; 21] {
         let (heads, kv_heads, head_dim) = (1, 1, 2);
         [
             OpKind::Embedding,
             OpKind::RmsNorm { epsilon: 0.0 },
             OpKind::MatMul,
+            OpKind::HeadNorm { heads, kv_heads, head_dim, epsilon: 0.0 },
             OpKind::Rotary { heads, kv_heads, head_dim, theta: 1.0 },
             OpKind::Attention { heads, kv_heads, head_dim },
             OpKind::SwiGlu,
@@ -61,6 +62,9 @@ impl Kernel for CpuKernels {
             OpKind::Embedding => Arc::new(Embedding),
             OpKind::RmsNorm { epsilon } => Arc::new(RmsNorm { epsilon }),
             OpKind::MatMul => Arc::new(MatMul),
+            OpKind::HeadNorm { heads, kv_heads, head_dim, epsilon } => {
+                Arc::new(HeadNorm { dims: dims(heads, kv_heads, head_dim), epsilon })
+            }
             OpKind::Rotary { heads, kv_heads, head_dim, theta } => {
                 let frequencies = rotary_frequencies(f64::from(theta), head_dim as usize);
                 let table = RotaryTable::new(&frequencies, site.max_context as usize);
@@ -147,6 +151,19 @@ fn start_from(kernel: &'static str, residual: &[f32], y: &mut [f32]) -> Result<(
     }
     y.copy_from_slice(residual);
     Ok(())
+}
+
+#[derive(Debug)]
+struct HeadNorm {
+    dims: AttentionDims,
+    epsilon: f32,
+}
+
+impl BoundKernel for HeadNorm {
+    fn run(&self, call: &mut Call<'_>) -> Result<()> {
+        let (qkv, queries, keys) = (call.input(0)?, call.vector(1)?, call.vector(2)?);
+        head_norm(qkv, self.dims, queries, keys, self.epsilon, call.output(0)?)
+    }
 }
 
 #[derive(Debug)]

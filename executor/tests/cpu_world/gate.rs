@@ -40,7 +40,7 @@ impl BoundKernel for BoundGated {
     }
 }
 
-/// A registry in which every operator of a decoder with weights of F32 or Q8_0 has this kernel.
+/// A registry in which every operator of a decoder, dense or a mixture of experts, has this kernel.
 pub(crate) fn instead_of_all(kernel: Arc<dyn Kernel>) -> KernelRegistry {
     let mut kernels = KernelRegistry::cpu();
     let (heads, kv_heads, head_dim) = (0, 0, 0);
@@ -53,9 +53,14 @@ pub(crate) fn instead_of_all(kernel: Arc<dyn Kernel>) -> KernelRegistry {
         OpKind::SwiGlu,
         OpKind::Gather,
         OpKind::Sample,
+        OpKind::TopK { top: 0 },
+        OpKind::Permute,
+        OpKind::GroupedMatMul { experts: 0, top: 0, ranks: 0 },
+        OpKind::Combine,
     ] {
-        assert!(kernels.register(&kind, DType::F32, kernel.clone()).is_some(), "{kind} has a kernel");
-        kernels.register(&kind, DType::Q8_0, kernel.clone());
+        for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1] {
+            assert!(kernels.register(&kind, dtype, kernel.clone()).is_some(), "{kind} has a kernel");
+        }
     }
     kernels
 }

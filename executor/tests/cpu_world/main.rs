@@ -16,7 +16,7 @@ mod faults;
 mod gate;
 mod golden;
 mod kept;
-#[cfg(all(feature = "tcp", feature = "shared-memory"))]
+#[cfg(all(feature = "conformance", feature = "tcp", feature = "shared-memory"))]
 mod links;
 mod memory;
 mod mixture;

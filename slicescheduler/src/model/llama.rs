@@ -1,9 +1,9 @@
 //! Decoders of the Llama family.
 
 #[cfg(feature = "gguf")]
-mod gguf;
+pub(super) mod gguf;
 #[cfg(feature = "safetensors")]
-mod safetensors;
+pub(super) mod safetensors;
 
 use std::sync::Arc;
 

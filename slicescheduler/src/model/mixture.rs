@@ -1,5 +1,12 @@
 //! Mixtures of experts.
 
+#[cfg(feature = "gguf")]
+mod gguf;
+#[cfg(feature = "safetensors")]
+mod safetensors;
+#[cfg(all(test, feature = "gguf", feature = "safetensors"))]
+mod tests;
+
 use std::sync::Arc;
 
 use slicescheduler_executor::model::{CpuModel, SeededWeights, WeightSource};
@@ -24,6 +31,7 @@ use crate::model::{Model, ModelError};
 pub struct MixtureOfExperts {
     spec: MoeSpec,
     weights: Box<dyn WeightSource>,
+    end_of_sequence: Option<u32>,
 }
 
 impl MixtureOfExperts {
@@ -36,7 +44,14 @@ impl MixtureOfExperts {
     /// A model of any size. The CPU backend wants activations and a KV cache of `F32`, which
     /// [`MoeSpec::with_dtype`] gives `F32` and quantized models.
     pub fn from_spec(spec: MoeSpec, weights: impl WeightSource + 'static) -> Self {
-        Self { spec, weights: Box::new(weights) }
+        Self { spec, weights: Box::new(weights), end_of_sequence: None }
+    }
+
+    /// Ends answers with this token, unless a request names another.
+    #[must_use]
+    pub fn ending_with(mut self, token: u32) -> Self {
+        self.end_of_sequence = Some(token);
+        self
     }
 
     /// Its configuration.
@@ -64,6 +79,10 @@ impl Model for MixtureOfExperts {
 
     fn vocabulary(&self) -> u32 {
         u32::try_from(self.spec.base.vocab).unwrap_or(u32::MAX)
+    }
+
+    fn end_of_sequence(&self) -> Option<u32> {
+        self.end_of_sequence
     }
 
     fn on_cpu(&self, template: Arc<OpGraph>) -> Result<CpuModel, ModelError> {

@@ -1,9 +1,9 @@
-//! A Llama-family decoder from a GGUF file.
+//! A Llama-family decoder from a GGUF file, and what mixtures of experts share with it.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use slicescheduler_executor::checkpoint::{CheckpointWeights, GgufError, GgufFile, GgufLlama, TensorFile};
+use slicescheduler_executor::checkpoint::{CheckpointWeights, GgufError, GgufFile, GgufLlama, GgufValue, TensorFile};
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::templates::DenseSpec;
 
@@ -23,16 +23,16 @@ impl Llama {
         let path = path.as_ref();
         let file = GgufFile::open(path)?;
         let refused = |reason: Reason| ModelError::Unsupported { path: path.to_owned(), reason: reason.0 };
-        let spec = spec(&file, path).map_err(refused)?;
+        let spec = of_llama(&file, path).map_err(refused)?;
         let naming = GgufLlama { heads: spec.heads as usize, kv_heads: spec.kv_heads as usize };
-        let end = file.number("tokenizer.ggml.eos_token_id").ok().and_then(|token| u32::try_from(token).ok());
+        let end = end_of_sequence(&file);
         let model = Self::from_spec(spec, CheckpointWeights::new(Arc::new(file), naming));
         Ok(Self { end_of_sequence: end, ..model })
     }
 }
 
 /// Why a file's model is not one that can be run.
-struct Reason(String);
+pub(in crate::model) struct Reason(pub(in crate::model) String);
 
 impl From<GgufError> for Reason {
     fn from(error: GgufError) -> Self {
@@ -40,17 +40,34 @@ impl From<GgufError> for Reason {
     }
 }
 
-fn spec(file: &GgufFile, path: &Path) -> Result<DenseSpec, Reason> {
+fn of_llama(file: &GgufFile, path: &Path) -> Result<DenseSpec, Reason> {
     let architecture = file.text("general.architecture")?;
     if architecture != "llama" {
         return Err(Reason(format!("its architecture is {architecture:?}; \"llama\" is supported")));
     }
-    let key = |name: &str| format!("llama.{name}");
-    for name in ["expert_count", "rope.scaling.type"] {
-        let value = file.value(&key(name));
-        if value.is_some_and(|value| file.number(&key(name)) != Ok(0) && value != none()) {
-            return Err(Reason(format!("it has {:?}, which is not supported", key(name))));
-        }
+    if file.number("llama.expert_count").is_ok_and(|count| count > 0) {
+        return Err(Reason("it is a mixture of experts; MixtureOfExperts::from_gguf reads it".to_owned()));
+    }
+    spec(file, path, architecture, "feed_forward_length")
+}
+
+/// The token that ends answers, as the file says.
+pub(in crate::model) fn end_of_sequence(file: &GgufFile) -> Option<u32> {
+    file.number("tokenizer.ggml.eos_token_id").ok().and_then(|token| u32::try_from(token).ok())
+}
+
+/// The configuration of a decoder of an architecture that is known here, of which `width` says how wide a feed-forward
+/// network is.
+pub(in crate::model) fn spec(
+    file: &GgufFile,
+    path: &Path,
+    architecture: &str,
+    width: &str,
+) -> Result<DenseSpec, Reason> {
+    let key = |name: &str| format!("{architecture}.{name}");
+    let scaling = key("rope.scaling.type");
+    if file.value(&scaling).is_some_and(|value| value != GgufValue::Text("none")) {
+        return Err(Reason(format!("it has {scaling:?}, which is not supported")));
     }
     if file.tensor_names().any(|name| name == "rope_freqs.weight" || name.ends_with(".bias")) {
         return Err(Reason("it has biases or scaled rotations, which are not supported".to_owned()));
@@ -87,7 +104,7 @@ fn spec(file: &GgufFile, path: &Path) -> Result<DenseSpec, Reason> {
     spec.heads = heads;
     spec.kv_heads = or("attention.head_count_kv", heads)?;
     spec.head_dim = head_dim;
-    spec.intermediate = file.number(&key("feed_forward_length"))?;
+    spec.intermediate = file.number(&key(width))?;
     spec.vocab = table.shape.first().map_or(0, |&rows| rows as u64);
     spec.embedding_dtype = table.dtype;
     spec.activation_dtype = DType::F32;
@@ -99,14 +116,11 @@ fn spec(file: &GgufFile, path: &Path) -> Result<DenseSpec, Reason> {
     Ok(spec)
 }
 
-fn none<'a>() -> slicescheduler_executor::checkpoint::GgufValue<'a> {
-    slicescheduler_executor::checkpoint::GgufValue::Text("none")
-}
-
-/// The type of all matrices besides the embedding table, or the one that holds any of them exactly.
+/// The type of all matrices besides the embedding table and the routers, or the one that holds any of them exactly.
 fn matrix_dtype(file: &GgufFile) -> DType {
-    let tensors = file.tensor_names().filter(|&name| name != "token_embd.weight").filter_map(|name| file.tensor(name));
-    let mut dtypes = tensors.filter(|tensor| tensor.shape.len() == 2).map(|tensor| tensor.dtype);
+    let apart = |name: &&str| *name == "token_embd.weight" || name.ends_with("ffn_gate_inp.weight");
+    let tensors = file.tensor_names().filter(|name| !apart(name)).filter_map(|name| file.tensor(name));
+    let mut dtypes = tensors.filter(|tensor| tensor.shape.len() >= 2).map(|tensor| tensor.dtype);
     let first = dtypes.next().unwrap_or(DType::F32);
     if dtypes.all(|dtype| dtype == first) { first } else { DType::F32 }
 }

@@ -1,4 +1,4 @@
-//! A Llama-family decoder from a folder as the transformers library saves it.
+//! A Llama-family decoder from a folder as the transformers library saves it, and what mixtures of experts share with it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::model::{Llama, ModelError};
 
 /// What is needed of `config.json`.
 #[derive(Debug, Deserialize)]
-struct Config {
-    model_type: String,
+pub(in crate::model) struct Config {
+    pub(in crate::model) model_type: String,
     num_hidden_layers: u32,
     hidden_size: u64,
     num_attention_heads: u32,
@@ -29,7 +29,7 @@ struct Config {
     rms_norm_eps: f32,
     max_position_embeddings: u32,
     hidden_act: Option<String>,
-    eos_token_id: Option<OneOrMany>,
+    pub(in crate::model) eos_token_id: Option<OneOrMany>,
 }
 
 impl Llama {
@@ -49,35 +49,47 @@ impl Llama {
         if config.model_type != "llama" {
             return Err(refused(format!("its model type is {:?}; \"llama\" is supported", config.model_type)));
         }
-        if config.rope_scaling.is_some() || config.hidden_act.is_some_and(|name| name != "silu") {
-            return Err(refused("it has scaled rotations or another activation than SiLU".to_owned()));
-        }
-        if file.tensor_names().any(|name| name.ends_with(".bias")) {
-            return Err(refused("it has biases, which are not supported".to_owned()));
-        }
-        let layer = config.num_hidden_layers.checked_sub(1);
-        let deepest = layer.and_then(|layer| file.tensor(&format!("model.layers.{layer}.mlp.down_proj.weight")));
-        let (Some(deepest), Some(table)) = (deepest, file.tensor("model.embed_tokens.weight")) else {
-            return Err(refused(format!("the file does not have {} layers and a table", config.num_hidden_layers)));
-        };
-        let mut spec = DenseSpec::tiny().with_dtype(deepest.dtype);
-        spec.embedding_dtype = table.dtype;
-        spec.activation_dtype = DType::F32;
-        spec.kv_dtype = DType::F32;
-        spec.name = folder::name(folder).into();
-        spec.layers = config.num_hidden_layers;
-        spec.hidden = config.hidden_size;
-        spec.heads = config.num_attention_heads;
-        spec.kv_heads = config.num_key_value_heads.unwrap_or(spec.heads);
-        let share = config.hidden_size.checked_div(u64::from(spec.heads)).and_then(|dim| u32::try_from(dim).ok());
-        spec.head_dim = config.head_dim.or(share).unwrap_or(0);
-        spec.intermediate = config.intermediate_size;
-        spec.vocab = config.vocab_size;
-        spec.tied_embeddings = config.tie_word_embeddings;
-        spec.rope_theta = config.rope_theta.unwrap_or(10_000.0);
-        spec.norm_epsilon = config.rms_norm_eps;
-        spec.max_context = config.max_position_embeddings;
+        let deepest = |layer| format!("model.layers.{layer}.mlp.down_proj.weight");
+        let spec = spec(folder, &config, &file, deepest).map_err(refused)?;
         let model = Self::from_spec(spec, CheckpointWeights::new(Arc::new(file), HfLlama));
         Ok(Self { end_of_sequence: config.eos_token_id.and_then(OneOrMany::first), ..model })
     }
+}
+
+/// The configuration of a decoder, of which `deepest` names a matrix of a layer.
+pub(in crate::model) fn spec(
+    folder: &Path,
+    config: &Config,
+    file: &SafetensorsFile,
+    deepest: impl Fn(u32) -> String,
+) -> Result<DenseSpec, String> {
+    if config.rope_scaling.is_some() || config.hidden_act.as_deref().is_some_and(|name| name != "silu") {
+        return Err("it has scaled rotations or another activation than SiLU".to_owned());
+    }
+    if file.tensor_names().any(|name| name.ends_with(".bias")) {
+        return Err("it has biases, which are not supported".to_owned());
+    }
+    let layer = config.num_hidden_layers.checked_sub(1);
+    let deepest = layer.and_then(|layer| file.tensor(&deepest(layer)));
+    let (Some(deepest), Some(table)) = (deepest, file.tensor("model.embed_tokens.weight")) else {
+        return Err(format!("the file does not have {} layers and a table", config.num_hidden_layers));
+    };
+    let mut spec = DenseSpec::tiny().with_dtype(deepest.dtype);
+    spec.embedding_dtype = table.dtype;
+    spec.activation_dtype = DType::F32;
+    spec.kv_dtype = DType::F32;
+    spec.name = folder::name(folder).into();
+    spec.layers = config.num_hidden_layers;
+    spec.hidden = config.hidden_size;
+    spec.heads = config.num_attention_heads;
+    spec.kv_heads = config.num_key_value_heads.unwrap_or(spec.heads);
+    let share = config.hidden_size.checked_div(u64::from(spec.heads)).and_then(|dim| u32::try_from(dim).ok());
+    spec.head_dim = config.head_dim.or(share).unwrap_or(0);
+    spec.intermediate = config.intermediate_size;
+    spec.vocab = config.vocab_size;
+    spec.tied_embeddings = config.tie_word_embeddings;
+    spec.rope_theta = config.rope_theta.unwrap_or(10_000.0);
+    spec.norm_epsilon = config.rms_norm_eps;
+    spec.max_context = config.max_position_embeddings;
+    Ok(spec)
 }
