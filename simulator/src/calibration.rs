@@ -179,8 +179,8 @@ impl Calibration {
         }
     }
 
-    /// The `share` quantile of the ratios of observed to estimated durations, such as 0.9;
-    /// [`None`] before there are enough of them.
+    /// The `share` quantile of the ratios of observed to estimated durations, such as 0.9; a share below 0 or above 1
+    /// counts as that. [`None`] before there are enough of them. O(window * log window).
     pub fn quantile(&self, scope: &Scope, share: f64) -> Option<f64> {
         self.ratios.get(scope)?.quantile(share, self.window.needed)
     }

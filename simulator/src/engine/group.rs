@@ -16,6 +16,9 @@
 //! - They end nothing that somebody who is not independent waits for: other groups and links would
 //!   learn of it too late.
 //! - They stop before timers and the horizon.
+//!
+//! Most of them are [plain](super::advance): one or two lanes with work of fixed lengths at full speed. These need no lists
+//! of what has changed in an instant.
 
 use slicescheduler_gmg::units::Nanos;
 

@@ -316,8 +316,8 @@ fn unroll(
     Future { runs: answer.runs, memory: answer.memory, operators: answer.operators, steps }
 }
 
-/// A session of changes on top of an [`Unrolled`] future: the inner loop of a search. Every device
-/// that a change touches is computed once; going back costs the devices that were changed since.
+/// A session of changes on top of an [`Unrolled`] future: the inner loop of a search. More actions cost the
+/// devices that any action so far touches; going back costs no simulation.
 #[derive(Debug)]
 pub struct TimelineTrial<'a> {
     timeline: &'a mut Timeline,
@@ -341,7 +341,8 @@ impl TimelineTrial<'_> {
         &self.current
     }
 
-    /// Carries out more actions, behind those so far.
+    /// Carries out more actions, behind those so far. All of them are simulated together, since they may depend on each
+    /// other: O(work up to the horizon on the devices that they touch).
     ///
     /// # Errors
     /// When one of them cannot be carried out; then none of them is.
@@ -370,7 +371,7 @@ impl TimelineTrial<'_> {
         TimelineMark { actions: self.actions.len(), journal: self.journal.len() }
     }
 
-    /// Goes back to a state of this trial.
+    /// Goes back to a state of this trial. O(devices that were computed since).
     pub fn rollback(&mut self, mark: TimelineMark) {
         self.actions.truncate(mark.actions);
         while self.journal.len() > mark.journal {

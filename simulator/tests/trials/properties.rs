@@ -11,7 +11,7 @@ use slicescheduler_simulator::incremental::{
 use crate::model::{Model, NEVER, Op, of_schedule, of_trial};
 
 #[derive(Clone, Copy, Debug)]
-enum Change {
+pub(crate) enum Change {
     Duration(u32, u64),
     Release(u32, u64),
     FreeAt(u32, u64),
@@ -33,7 +33,7 @@ enum Step {
     Rollback(u32),
 }
 
-fn change() -> impl Strategy<Value = Change> {
+pub(crate) fn change() -> impl Strategy<Value = Change> {
     let (n, t) = (any::<u32>(), 0u64..60);
     prop_oneof![
         4 => (n, 0u64..25).prop_map(|(op, d)| Change::Duration(op, d)),
@@ -62,7 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
 prop_compose! {
     /// Edges lead from lower to higher numbers, which are also the order on the lanes; groups are of
     /// neighbours. `spread` sets how much of the time lanes are idle.
-    fn models()(lanes in 1usize..6, ops in 1usize..50, spread in 0u64..40)(
+    pub(crate) fn models()(lanes in 1usize..6, ops in 1usize..50, spread in 0u64..40)(
         lane_of in prop::collection::vec(0..lanes, ops),
         times in prop::collection::vec((1u64..20, 0u64..20), ops),
         edges in prop::collection::vec((0..ops, 0..ops), 0..ops),
@@ -126,14 +126,14 @@ prop_compose! {
     }
 }
 
-struct Bench<'a> {
-    trial: Trial<'a>,
-    model: Model,
-    refs: Vec<OpRef>,
-    lanes: Vec<LaneRef>,
-    accounts: Vec<AccountRef>,
+pub(crate) struct Bench<'a> {
+    pub(crate) trial: Trial<'a>,
+    pub(crate) model: Model,
+    pub(crate) refs: Vec<OpRef>,
+    pub(crate) lanes: Vec<LaneRef>,
+    pub(crate) accounts: Vec<AccountRef>,
     /// Operators that the trial may group: those that it inserted itself.
-    own: usize,
+    pub(crate) own: usize,
 }
 
 impl Bench<'_> {
@@ -171,7 +171,7 @@ impl Bench<'_> {
         self.model.edges.push((from, to));
     }
 
-    fn apply(&mut self, change: Change) {
+    pub(crate) fn apply(&mut self, change: Change) {
         match change {
             Change::Insert(at, duration, release) => {
                 self.insert(at, duration, release);
