@@ -128,15 +128,24 @@ pub struct KvForecast<'a> {
 }
 
 impl KvForecast<'_> {
-    /// The bytes up to `horizon` if every request goes on to its conformal bound, or to its maximum
-    /// where there is none, and ends there. Exceeded by each request with a probability of at most
-    /// `alpha_percent`, unless it exceeds its bound; what it holds before the bound is never more.
-    /// The first step of each request is what it has now. O(blocks * log blocks).
+    /// The bytes up to `horizon` if every request goes on to its conformal bound, or to its maximum where there is none, and
+    /// ends there. A request takes more only if it goes on beyond its bound: with a probability of at most `alpha_percent`
+    /// each. The first step of each request is what it has now. O(tokens + blocks * log blocks).
     pub fn upper(&self, requests: &[Growing], alpha_percent: u32, now: Nanos, horizon: Nanos) -> Vec<KvStep> {
-        let mut changes = Vec::new();
-        for request in requests {
+        let bounded = requests.iter().map(|request| {
             let bound = self.lengths.bound(request.produced, alpha_percent).unwrap_or(request.max_output);
-            let last = bound.min(request.max_output).max(request.produced + 1);
+            (*request, bound)
+        });
+        self.until(&bounded.collect::<Vec<_>>(), now, horizon)
+    }
+
+    /// The bytes up to `horizon` if every request goes on until it has produced as many tokens as stand beside it, at most its
+    /// maximum and at least one more than now, and ends there. The first step of each request is what it has now.
+    /// O(tokens + blocks * log blocks).
+    pub fn until(&self, requests: &[(Growing, u32)], now: Nanos, horizon: Nanos) -> Vec<KvStep> {
+        let mut changes = Vec::new();
+        for (request, bound) in requests {
+            let last = (*bound).min(request.max_output).max(request.produced.saturating_add(1));
             self.changes(request, last, now, horizon, |_, blocks| i128::from(blocks), &mut changes);
         }
         self.sum(changes, 1)

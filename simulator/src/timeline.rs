@@ -19,6 +19,7 @@
 //! Work is dispatched at the time of the latest report: who plans at another time reports a timer
 //! first. A recall that was ordered and not yet reported is unknown here.
 
+mod growth;
 mod lanes;
 mod mirror;
 mod outcome;
@@ -28,6 +29,7 @@ mod simulation;
 mod slices;
 mod unrolled;
 
+pub use growth::KvGrowth;
 pub use outcome::{Outcome, Slack};
 pub use slices::Slices;
 pub use unrolled::{Continuations, TimelineMark, TimelineTrial, Unrolled};
@@ -35,12 +37,13 @@ pub use unrolled::{Continuations, TimelineMark, TimelineTrial, Unrolled};
 use std::sync::Arc;
 
 use slicescheduler_gmg::delta::Applied;
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, RequestId, Version};
+use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, RequestId, TenantId, Version};
 use slicescheduler_gmg::plan::{Action, Forecast, Question, WhatIf, WhatIfError, Work};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_gmg::{GmgView, Snapshot, View};
 
 use crate::cost::CostModel;
+use growth::Completions;
 use mirror::{JobMirror, Mirror};
 use scratch::Scratch;
 use simulation::Simulation;
@@ -77,6 +80,7 @@ pub struct Timeline {
     kept: Option<Outcome>,
     /// By device: the version of the last delta that touched it.
     touched: Vec<Version>,
+    completions: Completions,
 }
 
 impl Timeline {
@@ -89,7 +93,8 @@ impl Timeline {
     pub fn of(view: View<'_>, cost: Arc<dyn CostModel>, horizon: Horizon) -> Self {
         let mirror = Mirror::new(view, cost);
         let touched = vec![mirror.version; mirror.devices.len()];
-        Self { mirror, scratch: Scratch::default(), horizon, window: Nanos::ZERO, kept: None, touched }
+        let (scratch, completions) = (Scratch::default(), Completions::default());
+        Self { mirror, scratch, horizon, window: Nanos::ZERO, kept: None, touched, completions }
     }
 
     /// Says that it is `now`. What the graph calls dispatched without saying when is taken to be
@@ -294,6 +299,7 @@ impl WhatIf for Timeline {
         if self.mirror.follow_costs() {
             self.touched.fill(applied.version);
         }
+        self.completions.observe(applied, view);
         self.mirror.touched_by(applied, view).mark(&mut self.touched, applied.version);
         self.mirror.observe(applied, view, &mut self.scratch.engine);
         Ok(())
@@ -311,5 +317,9 @@ impl WhatIf for Timeline {
         simulation.run(horizon, continuations);
         simulation.answer(answer);
         Ok(())
+    }
+
+    fn output_bound(&self, tenant: TenantId, produced: u32, alpha_percent: u32) -> Option<u32> {
+        self.completions.bound(tenant, produced, alpha_percent)
     }
 }

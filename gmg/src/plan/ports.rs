@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use crate::delta::Applied;
-use crate::id::{DeviceId, LaneId, ModelId, Version};
+use crate::id::{DeviceId, LaneId, ModelId, TenantId, Version};
 use crate::job::JobSpec;
 use crate::plan::{Action, Command, Event, Forecast};
 use crate::units::Nanos;
@@ -129,6 +129,13 @@ pub trait WhatIf {
     /// # Errors
     /// When an action names something that does not exist.
     fn what_if(&mut self, now: Nanos, question: Question<'_>, answer: &mut Forecast) -> Result<(), WhatIfError>;
+
+    /// A number of output tokens that a request of `tenant` which has produced `produced` exceeds with a probability of at
+    /// most `alpha_percent`, if its length is like those of the requests that ended before; [`None`] if too little was
+    /// observed to say, as always by default. With its time between tokens, it bounds what its KV cache will take.
+    fn output_bound(&self, _tenant: TenantId, _produced: u32, _alpha_percent: u32) -> Option<u32> {
+        None
+    }
 }
 
 /// Why a question has no answer.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use slicescheduler_gmg::id::{DeviceId, Version};
+use slicescheduler_gmg::id::{DeviceId, TenantId, Version};
 use slicescheduler_gmg::plan::{Action, Clock, Forecast, Question, WhatIf, WhatIfError};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_gmg::{Applied, View};
@@ -159,6 +159,10 @@ impl WhatIf for MeasuredWhatIf {
         self.operators += answer.operators;
         self.entries += answer.runs.len() as u64;
         outcome
+    }
+
+    fn output_bound(&self, tenant: TenantId, produced: u32, alpha_percent: u32) -> Option<u32> {
+        self.inner.output_bound(tenant, produced, alpha_percent)
     }
 }
 
