@@ -33,7 +33,7 @@ use crate::cost::CostModel;
 use crate::interference::{Demand, Interference, JobDemand, Rate};
 use bound::BoundCosts;
 use lane::{Ending, SimLane};
-use transfer::Transfers;
+use transfer::{Transfers, Weights};
 
 /// How a simulated world behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,20 +230,19 @@ impl SimWorld {
         Ok(())
     }
 
-    fn prefetch(&mut self, command: &Command, view: View<'_>) -> Result<(), WorldError> {
-        let Command::Prefetch { model, device, source, .. } = *command else { return Ok(()) };
+    fn prefetch(&mut self, weights: Weights, bytes: Bytes, source: Source) -> Result<(), WorldError> {
+        let device = weights.device;
         let target = self.cluster.device(device).ok_or(WorldError::NoSuchDevice(device))?;
         let from = match source {
             Source::Device(device) => Endpoint::Device(device),
             Source::Host => Endpoint::Host(target.node),
         };
-        let bytes = view.model(model).ok_or(WorldError::NoSuchModel(model))?.weights;
         let route = self
             .cluster
             .route(from, Endpoint::Device(device))
             .ok_or(WorldError::Other { message: format!("there is no route from {from} to {device}"), source: None })?;
         let latency = route.latency(&self.cluster);
-        self.transfers.start(self.now, (model, device), bytes, route.links(), latency);
+        self.transfers.start(self.now, weights, bytes, route.links(), latency);
         self.schedule_transfer();
         Ok(())
     }
@@ -317,9 +316,18 @@ impl World for SimWorld {
         match command {
             Command::Launch(launch) => self.launch(launch),
             Command::Recall { job, lane, fate } => self.recall(*job, *lane, *fate),
-            Command::Prefetch { .. } => self.prefetch(command, view),
+            Command::Prefetch { model, device, source, .. } => {
+                let bytes = view.model(*model).ok_or(WorldError::NoSuchModel(*model))?.weights;
+                self.prefetch(Weights { model: *model, ops: None, device: *device }, bytes, *source)
+            }
+            Command::PrefetchOps { model, ops, device, source, region } => {
+                let weights = Weights { model: *model, ops: Some(ops.clone()), device: *device };
+                self.prefetch(weights, region.bytes, *source)
+            }
             Command::MoveBlocks { device, moves } => self.move_blocks(*device, moves.len() as u64, view),
-            _ => Ok(()),
+            // Their bytes are free as soon as the graph says so.
+            Command::EvictWeights { .. } | Command::EvictOps { .. } => Ok(()),
+            other => Err(WorldError::Other { message: format!("this world cannot carry out {other:?}"), source: None }),
         }
     }
 
@@ -338,9 +346,13 @@ impl World for SimWorld {
                         Timed::Speed(device, speed) => self.speed_changes(device, speed),
                         Timed::Link(link, bandwidth) => self.link_changes(link, bandwidth, events),
                         Timed::Transfer => {
-                            for (model, device) in self.transfers.advance(self.now) {
-                                events.push(Event::WeightsLoaded { model, device, at: self.now });
-                            }
+                            let at = self.now;
+                            events.extend(self.transfers.advance(at).into_iter().map(|arrived| match arrived {
+                                Weights { model, ops: None, device } => Event::WeightsLoaded { model, device, at },
+                                Weights { model, ops: Some(ops), device } => {
+                                    Event::OpsLoaded { model, ops, device, at }
+                                }
+                            }));
                             self.schedule_transfer();
                         }
                     }

@@ -196,6 +196,31 @@ fn a_transfer_over_a_link_that_was_cut_starts_over() {
     assert_eq!(arrival(&events), Some(back + alone));
 }
 
+/// Two of the three operators have two thirds of the weights; the latency of the link is the same.
+#[test]
+fn weights_of_some_operators_come_in_their_part_of_the_time() {
+    let mut whole = Rig::new();
+    whole.prefetch(1);
+    let arrived = |events: Vec<Event>, expected: fn(&Event) -> bool| {
+        assert_eq!(events.len(), 1, "{events:?}");
+        assert!(expected(&events[0]), "{events:?}");
+        events[0].at()
+    };
+    let alone = arrived(whole.events(Nanos::ms(100)), |event| matches!(event, Event::WeightsLoaded { .. }));
+    let mut rig = Rig::new();
+    let (model, device) = (rig.model, DeviceId(1));
+    let weights = rig.gmg.view().model(model).unwrap().weights;
+    let region = Region { offset: Bytes::ZERO, bytes: Bytes(weights.get() * 2 / 3) };
+    let command = Command::PrefetchOps { model, ops: 0..2, device, source: Source::Host, region };
+    rig.world.enqueue(&command, rig.gmg.view()).unwrap();
+    let part =
+        arrived(rig.events(Nanos::ms(100)), |event| matches!(event, Event::OpsLoaded { ops, .. } if *ops == (0..2)));
+    let cluster = rig.gmg.view().cluster().clone();
+    let latency = cluster.route(Endpoint::Host(NodeId(0)), Endpoint::Device(device)).unwrap().latency(&cluster);
+    let expected = latency + (alone - latency).scale(2, 3);
+    assert!(part.get().abs_diff(expected.get()) <= 2, "{part} instead of {expected}");
+}
+
 proptest! {
     /// What goes wrong later changes nothing before.
     #[test]

@@ -1,5 +1,7 @@
 //! Transfers that share links, max-min fairly.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use slicescheduler_gmg::cluster::Cluster;
@@ -8,12 +10,18 @@ use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 
 use crate::engine::Network;
 
-/// What is on its way: weights to a device.
-type What = (ModelId, DeviceId);
+/// Weights on their way to a device.
+#[derive(Clone, Debug)]
+pub(super) struct Weights {
+    pub(super) model: ModelId,
+    /// Of these operators; [`None`] for the whole model.
+    pub(super) ops: Option<Range<u32>>,
+    pub(super) device: DeviceId,
+}
 
 #[derive(Debug)]
 struct Transfer {
-    what: What,
+    what: Weights,
     /// The transfer in the network.
     id: u32,
     /// True while a link of its way is cut. It starts over when the link is back.
@@ -45,7 +53,7 @@ impl Transfers {
     pub(super) fn start(
         &mut self,
         now: Nanos,
-        what: What,
+        what: Weights,
         bytes: Bytes,
         links: impl Iterator<Item = LinkId>,
         latency: Nanos,
@@ -64,7 +72,7 @@ impl Transfers {
     }
 
     /// Moves on to `now` and returns what has arrived.
-    pub(super) fn advance(&mut self, now: Nanos) -> SmallVec<[What; 2]> {
+    pub(super) fn advance(&mut self, now: Nanos) -> SmallVec<[Weights; 2]> {
         let mut arrived = SmallVec::new();
         let (started, active) = (&mut self.started, &mut self.active);
         self.network.step(now, Nanos::ZERO, |node| {
@@ -81,7 +89,7 @@ impl Transfers {
     /// Drops what was on its way to a device.
     pub(super) fn drop_device(&mut self, now: Nanos, device: DeviceId) {
         for (node, transfer) in (0..).zip(&mut self.started) {
-            if let Some(dropped) = transfer.take_if(|transfer| transfer.what.1 == device) {
+            if let Some(dropped) = transfer.take_if(|transfer| transfer.what.device == device) {
                 self.active -= 1;
                 if !dropped.broken {
                     self.network.stop(node);
