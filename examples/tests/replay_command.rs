@@ -176,6 +176,28 @@ fn an_out_that_is_a_file_is_refused() {
 }
 
 /// The keys of an object.
+#[test]
+fn a_folder_that_cannot_be_written_is_refused_before_anything_runs_and_figures_are_printed_whatever_happens() {
+    let folder = folder("out-refused");
+    let inside = folder.join("file");
+    fs::write(&inside, "").unwrap();
+    let out = inside.join("out");
+    let output = replay(&["--duration", "10h", "--out", out.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        String::from_utf8(output.stderr).unwrap().contains("cannot be made a folder"),
+        "at once, not after ten hours"
+    );
+    // What cannot be known beforehand: a folder where the file should be.
+    let out = folder.join("out");
+    fs::create_dir_all(out.join("summary.json")).unwrap();
+    let output = replay(&["--duration", "5s", "--policy", "static", "--out", out.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("token throughput"), "the figures are not lost");
+    assert!(String::from_utf8(output.stderr).unwrap().contains("summary.json: cannot be written"));
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 1, "nothing unfinished is left");
+}
+
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
 }

@@ -189,7 +189,7 @@ pub fn policy(spec: &PolicySpec) -> Result<Box<dyn Policy>, ReplayError> {
     let refused = |option: &str, value: &OptionValue, expected: &str| ReplayError::PolicyOption {
         policy: spec.name.clone(),
         option: option.to_owned(),
-        value: format!("{value:?}"),
+        value: value.to_string(),
         expected: expected.to_owned(),
     };
     if spec.name == "slice-fill" {

@@ -22,6 +22,7 @@ mod text;
 mod validate;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::LazyLock;
 
 use slicescheduler_gmg::id::DeviceId;
@@ -221,6 +222,18 @@ pub enum OptionValue {
     Float(f64),
     /// Anything else, such as a time with its unit.
     Text(String),
+}
+
+impl fmt::Display for OptionValue {
+    /// As a scenario file has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bool(value) => write!(f, "{value}"),
+            Self::Integer(value) => write!(f, "{value}"),
+            Self::Float(value) => write!(f, "{value}"),
+            Self::Text(value) => write!(f, "{value:?}"),
+        }
+    }
 }
 
 /// Limits of continuous batching.

@@ -263,12 +263,12 @@ fn values_of_a_wrong_form_are_refused_with_place_and_line() {
         (
             "\"90s\"",
             "90",
-            "small.toml:2:12: invalid type: integer `90`, expected a time with its unit, such as \"400ms\", \"90s\" or \"1h\" (ns, us, ms, s, m, h) (in: duration = 90)",
+            "small.toml:2:12: invalid type: integer `90`, expected a time with its unit, such as \"400ms\", \"90s\" or \"1h\" (ns, us, ms, s, m, h), at most 584 years (in: duration = 90)",
         ),
         (
             "\"90s\"",
             "\"soon\"",
-            "small.toml:2:12: invalid value: string \"soon\", expected a time with its unit, such as \"400ms\", \"90s\" or \"1h\" (ns, us, ms, s, m, h) (in: duration = \"soon\")",
+            "small.toml:2:12: invalid value: string \"soon\", expected a time with its unit, such as \"400ms\", \"90s\" or \"1h\" (ns, us, ms, s, m, h), at most 584 years (in: duration = \"soon\")",
         ),
         (
             "rate_scale = 1.5",
@@ -408,6 +408,14 @@ fn a_caller_may_change_duration_rate_and_policies() {
 fn a_missing_scenario_is_named() {
     let message = Scenario::load(Path::new("no/such.toml"), None).unwrap_err().to_string();
     assert!(message.starts_with("no/such.toml: can not be read: "), "{message}");
+}
+
+#[test]
+fn the_reference_of_scenario_files_lists_every_policy() {
+    let reference = fs::read_to_string(examples().join("README.md")).unwrap();
+    for policy in slicescheduler::scenario::POLICIES.iter() {
+        assert!(reference.contains(&format!("`{policy}`")), "{policy} is missing");
+    }
 }
 
 /// The folder of the example scenarios.

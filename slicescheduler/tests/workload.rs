@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -40,7 +40,7 @@ fn record(at: u64, prompt: u32, output: u32) -> ArrivalRecord {
 struct TempFile(PathBuf);
 
 impl TempFile {
-    fn new(content: &str) -> Self {
+    fn new(content: impl AsRef<[u8]>) -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("workload-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -294,6 +294,27 @@ fn input_that_fails_is_reported_with_the_line_being_read() {
     let input = BufReader::new(AZURE.as_bytes().chain(Failing));
     let error = AzureReader::new(input, "code.csv").collect::<Result<Vec<_>, _>>().unwrap_err();
     assert_eq!(error.to_string(), "code.csv:5: can not be read: the cable is out");
+}
+
+#[test]
+fn a_packed_trace_is_read_like_the_same_trace_unpacked() {
+    let packed = |text: &str| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text.as_bytes()).unwrap();
+        encoder.finish().unwrap()
+    };
+    let records = |bytes: &[u8]| {
+        let file = TempFile::new(bytes);
+        file.trace(TraceFormat::Azure).records().unwrap().collect::<Result<Vec<_>, _>>()
+    };
+    let whole = packed(AZURE);
+    assert_eq!(records(&whole).unwrap(), azure(AZURE).unwrap());
+    // Two files of gzip behind each other are one.
+    let (head, tail) = AZURE.split_at(60);
+    let both = [packed(head), packed(tail)].concat();
+    assert_eq!(records(&both).unwrap(), azure(AZURE).unwrap());
+    let cut = records(&whole[..whole.len() - 12]).unwrap_err().to_string();
+    assert!(cut.contains("workload-"), "the file is named: {cut}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ use slicescheduler_examples::{Failure, Stopwatch, conclude};
 
 /// Evaluate scheduling policies on many workloads.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(version)]
 #[command(group(ArgGroup::new("what").args(["quick", "full", "suite"]).required(true)))]
 struct Arguments {
     /// The short suite: minutes on two cores.

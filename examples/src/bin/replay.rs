@@ -22,7 +22,7 @@ use slicescheduler_gmg::units::Nanos;
 
 /// Replay a multi-tenant inference workload under several scheduling policies.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(version)]
 struct Arguments {
     /// Scenario file; the embedded one if absent.
     #[arg(long, value_name = "FILE")]
@@ -77,6 +77,10 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(out) = arguments.out.as_ref().filter(|out| out.exists() && !out.is_dir()) {
         return Err(format!("{}: is not a folder; --out takes one, or the name of a new one", out.display()).into());
     }
+    if let Some(out) = &arguments.out {
+        // Better now than after an hour.
+        make_folder(out)?;
+    }
     let clock: Arc<dyn Clock> = Arc::new(Stopwatch::start());
     let mut progress = Bar::default();
     let (summary, runs) = match arguments.device {
@@ -95,9 +99,6 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     };
     progress.finish();
-    if let Some(out) = &arguments.out {
-        write_all(out, &summary, &runs)?;
-    }
     let text = if arguments.json { serde_json::to_string_pretty(&summary)? + "\n" } else { table::render(&summary) };
     std::io::stdout().write_all(text.as_bytes())?;
     for run in &runs {
@@ -106,7 +107,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             writeln!(std::io::stdout(), "\n{}, {tenant}: {late}", run.summary.name)?;
         }
     }
-    Ok(())
+    arguments.out.as_ref().map_or(Ok(()), |out| write_all(out, &summary, &runs))
 }
 
 fn scenario(arguments: &Arguments) -> Result<Scenario, Failure> {
@@ -130,9 +131,17 @@ fn scenario(arguments: &Arguments) -> Result<Scenario, Failure> {
     Ok(scenario)
 }
 
+/// Makes a folder, unless there is one, and sees whether files can be written in it.
+fn make_folder(out: &Path) -> Result<(), Failure> {
+    let folder = |error| format!("{}: cannot be made a folder: {error}", out.display());
+    std::fs::create_dir_all(out).map_err(folder)?;
+    let trial = unfinished(&out.join("summary.json"));
+    let written = std::fs::File::create_new(&trial).and_then(|_| std::fs::remove_file(&trial));
+    written.map_err(|error| format!("{}: nothing can be written there: {error}", out.display()).into())
+}
+
 /// Writes every file whole or not at all.
 fn write_all(out: &Path, summary: &Summary, runs: &[RunRecord]) -> Result<(), Failure> {
-    std::fs::create_dir_all(out).map_err(|error| format!("{}: cannot be made a folder: {error}", out.display()))?;
     write_whole(&out.join("summary.json"), |file| {
         serde_json::to_writer_pretty(&mut *file, summary)?;
         writeln!(file)
@@ -142,12 +151,17 @@ fn write_all(out: &Path, summary: &Summary, runs: &[RunRecord]) -> Result<(), Fa
     Ok(())
 }
 
+/// Beside a file, a name that no other process has.
+fn unfinished(path: &Path) -> PathBuf {
+    path.with_extension(format!("unfinished-{}", std::process::id()))
+}
+
 fn write_whole(
     path: &Path,
     write: impl FnOnce(&mut std::io::BufWriter<std::fs::File>) -> std::io::Result<()>,
 ) -> Result<(), Failure> {
-    let unfinished = path.with_extension("unfinished");
-    let outcome = std::fs::File::create(&unfinished).and_then(|file| {
+    let unfinished = unfinished(path);
+    let outcome = std::fs::File::create_new(&unfinished).and_then(|file| {
         let mut file = std::io::BufWriter::new(file);
         write(&mut file)?;
         file.flush()?;

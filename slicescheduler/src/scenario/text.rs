@@ -3,10 +3,10 @@
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 
 /// What was expected where a time was not understood.
-pub(super) const TIME: &str = "a time with its unit, such as \"400ms\", \"90s\" or \"1h\" (ns, us, ms, s, m, h)";
+pub(super) const TIME: &str =
+    "a time with its unit, such as \"400ms\", \"90s\" or \"1h\" (ns, us, ms, s, m, h), at most 584 years";
 /// What was expected where an amount of memory was not understood.
-pub(super) const MEMORY: &str =
-    "an amount of memory with its unit, such as \"512GiB\" (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB)";
+pub(super) const MEMORY: &str = "an amount of memory with its unit, such as \"512GiB\" (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB), below 16,777,216 TiB";
 /// What was expected where a bandwidth was not understood.
 pub(super) const RATE: &str = "a bandwidth with its unit, such as \"450GB/s\" (KB/s, MB/s, GB/s, TB/s)";
 

@@ -1,14 +1,18 @@
 //! A trace on disk, replayed from any point of it.
 
 use std::fs::File;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 
+use flate2::bufread::MultiGzDecoder;
 use slicescheduler_gmg::units::Nanos;
 
 use super::error::WorkloadError;
 use super::rng::Seed;
 use super::{ArrivalRecord, ArrivalStream, AzureReader, MooncakeReader};
+
+/// How files of gzip begin.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// The formats that traces are read in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,13 +72,16 @@ impl Shift {
 }
 
 impl TraceFile {
-    /// The records from the start of the trace.
+    /// The records from the start of the trace. A file that begins like gzip's is unpacked as it is read.
     ///
     /// # Errors
     /// [`WorkloadError::Open`]; the stream itself gives the other errors.
     pub fn records(&self) -> Result<ArrivalStream, WorkloadError> {
-        let file = File::open(&self.path).map_err(|source| WorkloadError::Open { file: self.path.clone(), source })?;
-        let input = BufReader::new(file);
+        let cannot = |source| WorkloadError::Open { file: self.path.clone(), source };
+        let mut file = BufReader::new(File::open(&self.path).map_err(cannot)?);
+        let packed = file.fill_buf().map_err(cannot)?.starts_with(&GZIP);
+        let input: Box<dyn BufRead + Send> =
+            if packed { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
         Ok(match self.format {
             TraceFormat::Azure => Box::new(AzureReader::new(input, self.path.clone())),
             TraceFormat::Mooncake => Box::new(MooncakeReader::new(input, self.path.clone())),

@@ -9,7 +9,7 @@ use slicescheduler::scheduler::{IdlePriority, SliceFill, SliceFillOptions, Stati
 
 /// Serve real models to several tenants on the cores of this machine.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(version)]
 pub(crate) struct Arguments {
     /// A tenant and its model: NAME=MODEL or NAME=MODEL,best-effort. A model is `smollm2` or `minilm` (see
     /// --models), `tiny` or `tiny-moe` (random, no download), or a path to a .gguf file or to the folder of an encoder. Give it

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use slicescheduler::gmg::units::Nanos;
-use slicescheduler::{Answer, PendingEmbedding, Request, SliceScheduler};
+use slicescheduler::{Answer, PendingEmbedding, Request, ServeError, SliceScheduler};
 
 use super::arguments::Arguments;
 use super::tenant::Served;
@@ -15,6 +15,9 @@ use crate::Failure;
 
 /// Requests of a best-effort tenant that are under way.
 const BACKLOG: usize = 4;
+
+/// How long a best-effort tenant waits when none of its requests is taken.
+const BETWEEN_TRIES: Duration = Duration::from_millis(10);
 
 /// What the tenants of real models are asked, in turn.
 const QUESTIONS: [&str; 6] = [
@@ -31,6 +34,8 @@ const QUESTIONS: [&str; 6] = [
 struct Fared {
     completed: u32,
     unfinished: u32,
+    /// Turned away: too many were under way.
+    refused: u32,
     prompt_tokens: u64,
     output_tokens: u64,
     first: Vec<Nanos>,
@@ -127,7 +132,8 @@ struct Asker<'a> {
 }
 
 impl Asker<'_> {
-    fn ask(&mut self) -> Result<Asked, String> {
+    /// Submits the next request; [`None`] if too many are under way.
+    fn ask(&mut self) -> Result<Option<Asked>, String> {
         let number = self.asked;
         let prompt = &self.prompts[number % self.prompts.len()];
         self.asked += 1;
@@ -138,12 +144,16 @@ impl Asker<'_> {
             let request = Request::prompt_tokens(prompt).max_tokens(self.max_tokens);
             self.slices.submit(name, request).map(Awaited::Tokens)
         };
-        Ok(Asked { at, number, prompt: prompt.len(), answer: answer.map_err(|error| error.to_string())? })
+        match answer {
+            Ok(answer) => Ok(Some(Asked { at, number, prompt: prompt.len(), answer })),
+            Err(ServeError::Overloaded { .. }) => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
     }
 
     /// Asks bursts of requests with exponential times in between, whatever has been answered.
     fn arrivals(mut self, end: Instant, rate: f64, burst: u32) -> Result<Fared, String> {
-        let (mut asked, mut next) = (Vec::new(), Instant::now());
+        let (mut asked, mut next, mut refused) = (Vec::new(), Instant::now(), 0);
         loop {
             next += Duration::from_secs_f64(-self.uniform().ln() * f64::from(burst) / rate);
             if next >= end {
@@ -151,10 +161,13 @@ impl Asker<'_> {
             }
             thread::sleep(next.saturating_duration_since(Instant::now()));
             for _ in 0..burst {
-                asked.push(self.ask()?);
+                match self.ask()? {
+                    Some(one) => asked.push(one),
+                    None => refused += 1,
+                }
             }
         }
-        let mut fared = Fared::default();
+        let mut fared = Fared { refused, ..Fared::default() };
         asked.into_iter().for_each(|asked| fared.take(asked, self.window));
         Ok(fared)
     }
@@ -164,10 +177,13 @@ impl Asker<'_> {
         let (mut asked, mut fared) = (VecDeque::new(), Fared::default());
         while Instant::now() < end {
             while asked.len() < BACKLOG {
-                asked.push_back(self.ask()?);
+                let Some(one) = self.ask()? else { break };
+                asked.push_back(one);
             }
             if let Some(oldest) = asked.pop_front() {
                 fared.take(oldest, self.window);
+            } else {
+                thread::sleep(BETWEEN_TRIES);
             }
         }
         fared.unfinished += asked.len() as u32;
@@ -244,16 +260,17 @@ impl fmt::Display for Outcome {
         writeln!(f, "measured, {lasted:.1} s; times in ms, p50 / p99")?;
         writeln!(
             f,
-            "{:<14} {:>8} {:>10} {:>8} {:>8} {:>9} {:>19} {:>15}",
-            "tenant", "answered", "unfinished", "tokens", "in", "tokens/s", "answer begins", "per token"
+            "{:<14} {:>8} {:>10} {:>8} {:>8} {:>8} {:>9} {:>19} {:>15}",
+            "tenant", "answered", "unfinished", "refused", "tokens", "in", "tokens/s", "answer begins", "per token"
         )?;
         for (name, fared) in &self.tenants {
             let all = fared.prompt_tokens + fared.output_tokens;
             writeln!(
                 f,
-                "{name:<14} {:>8} {:>10} {:>8} {:>8} {:>9.1} {:>19} {:>15}",
+                "{name:<14} {:>8} {:>10} {:>8} {:>8} {:>8} {:>9.1} {:>19} {:>15}",
                 fared.completed,
                 fared.unfinished,
+                fared.refused,
                 fared.output_tokens,
                 fared.prompt_tokens,
                 all as f64 / lasted,
