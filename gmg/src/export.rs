@@ -37,6 +37,10 @@ use crate::semantics::OpKind;
 use crate::shape::Binding;
 use crate::units::Nanos;
 
+/// How a timeline says whose it is: a field of the document, a field of that, its value. Viewers show it, and the
+/// importer knows it by that.
+pub(crate) const TIMELINE: (&str, &str, &str) = ("otherData", "exporter", "SliceScheduler timeline");
+
 /// What is exported: a graph under a binding, and what is known about its operators.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'s> {

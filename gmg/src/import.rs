@@ -6,7 +6,7 @@
 //! | Kineto (Chrome JSON of the PyTorch profiler) | `kineto` | kernels, copies, fills; the calls that launched them | streams, threads, launches, recorded waits |
 //! | PyTorch execution trace | `pytorch` | the calls that compute, at the innermost level | tensors, through the storage they lie in |
 //!
-//! [`read`] finds the format out by content; files may be plain, gzip, or the first file of a tar
+//! [`read`] finds the format out by content; files may be plain, gzip, or the first trace of a tar
 //! archive, within each other up to four deep. Reading is one pass: memory grows with the operators and edges that are kept, and with
 //! one record, never with the file. Every bound is a field of [`Limits`].
 //!
@@ -252,6 +252,10 @@ pub enum Reason {
     BadTime,
     /// The link from an operator to the call that launched it, which the file does not have.
     NoLaunch,
+    /// A size or a number of operations that is negative or too large to be one; the operator stays without it.
+    OutOfRange,
+    /// A file of the archive that was not read: the graph is that of the first trace.
+    OtherFile,
 }
 
 impl fmt::Display for Reason {
@@ -269,6 +273,8 @@ impl fmt::Display for Reason {
             Self::NotASpan => "events that are no span of time",
             Self::BadTime => "events with an impossible time",
             Self::NoLaunch => "links to launches that are not in the file",
+            Self::OutOfRange => "sizes or operations of operators that are out of range",
+            Self::OtherFile => "other files of the archive",
         })
     }
 }

@@ -218,3 +218,25 @@ fn without_starts_a_timeline_is_as_early_as_its_edges_allow() {
     let path = graph.critical_path(|op| records[op.index()].duration.unwrap().get());
     assert_eq!((finish * 1000.0).round() as u64, path.length);
 }
+
+#[test]
+fn a_timeline_is_known_as_ours_and_refused() {
+    let graph = dense(&DenseSpec::tiny()).unwrap();
+    let mut file = Vec::new();
+    export::perfetto(Source::new(&graph, &Binding::iteration(1, 1, 1, 1)), &mut file).unwrap();
+    let timeline = |bytes: &[u8], format| {
+        let read = import::read(bytes, "timeline", &Options { format, ..Options::default() });
+        matches!(read, Err(import::ImportError::Timeline { .. }))
+    };
+    assert!(timeline(&file, None) && timeline(&file, Some(Format::Kineto)));
+    // A tool that sorts its fields puts the mark behind or before the events; others' marks mean nothing.
+    let document: Value = serde_json::from_slice(&file).unwrap();
+    let (events, mark) = (&document["traceEvents"], &document["otherData"]);
+    assert!(timeline(format!(r#"{{"traceEvents":{events},"otherData":{mark}}}"#).as_bytes(), None));
+    for other in [r#"{"exporter": "somebody"}"#, "[1, 2]", "null", "7", r#"{"exporter": {}}"#] {
+        let trace = format!(
+            r#"{{"otherData": {other}, "traceEvents": [{{"ph":"X","cat":"kernel","name":"k","ts":1,"dur":5}}]}}"#
+        );
+        assert_eq!(import::read(trace.as_bytes(), "other", &Options::default()).unwrap().account.ops, 1, "{other}");
+    }
+}

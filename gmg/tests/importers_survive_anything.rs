@@ -457,6 +457,75 @@ fn contradictions_are_refused_with_their_place() {
         {"ph":"X","cat":"kernel","name":"k","ts":1,"dur":5}]}"#;
     let import = import::read(events.as_bytes(), "times", &Options::default()).unwrap();
     assert_eq!(import.account.dropped.get(&import::Reason::BadTime), Some(&5));
+    // Without the last one nothing is left, and the refusal says why.
+    let none = events.replace(r#""ts":1,"dur":5}]"#, r#""ts":1,"dur":-5}]"#);
+    let none = error(&none);
+    assert!(
+        none.contains("6 records and no operator") && none.contains("6 x events with an impossible time"),
+        "{none}"
+    );
+}
+
+#[test]
+fn values_that_can_not_be_are_left_out_and_counted() {
+    let _turn = TURN.lock().unwrap();
+    let read = |events: &str| {
+        let text = format!(r#"{{"traceEvents":[{events}]}}"#);
+        import::read(text.as_bytes(), "range", &Options::default()).unwrap()
+    };
+    let copy = |bytes: &str| {
+        let event = r#"{"ph":"X","cat":"gpu_memcpy","name":"Memcpy HtoD","ts":1,"dur":5,"args":{"bytes":BYTES}}"#;
+        read(&event.replace("BYTES", bytes))
+    };
+    let counted = |import: &import::Import| import.account.dropped.get(&import::Reason::OutOfRange).copied();
+    let moved = |import: &import::Import| import.graph.total_cost(&Binding::new()).bytes().get();
+    for bytes in ["-5", "9223372036854775808", "1e300", "0.5"] {
+        let import = copy(bytes);
+        assert_eq!((counted(&import), moved(&import)), (Some(1), 0), "{bytes}");
+    }
+    // 2^53, there and back.
+    let import = copy("9007199254740992");
+    assert_eq!((counted(&import), moved(&import)), (None, 1 << 54));
+    let import = copy("null");
+    assert_eq!((counted(&import), moved(&import)), (None, 0));
+
+    let product = r#"{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":5,
+        "args":{"Input Dims":[[1099511627776,1099511627776],[1099511627776,1099511627776]]}}"#;
+    let import = read(product);
+    let flops = import.graph.total_cost(&Binding::new()).flops.get();
+    assert_eq!((counted(&import), flops), (Some(1), 0));
+    let collective = r#"{"ph":"X","cat":"kernel","name":"ncclKernel","ts":1,"dur":5,
+        "args":{"Collective name":"allreduce","In msg nelems":18446744073709551615,"dtype":"Float"}}"#;
+    let import = read(collective);
+    let communication = import.ops[0].communication.as_ref().unwrap();
+    assert_eq!((counted(&import), communication.bytes.get()), (Some(1), 0));
+}
+
+#[test]
+fn what_a_document_is_and_has_twice_is_said() {
+    let _turn = TURN.lock().unwrap();
+    let twice = KINETO.replacen(r#""traceEvents""#, r#""traceEvents":[],"traceEvents""#, 1);
+    let error = import::read(twice.as_bytes(), "twice", &Options::default()).unwrap_err();
+    assert!(error.to_string().contains("\"traceEvents\" is there twice"), "{error}");
+
+    let wanted = Options { format: Some(Format::PyTorch), ..Options::default() };
+    let error = import::read(KINETO.as_bytes(), "other", &wanted).unwrap_err();
+    let told = matches!(error, ImportError::OtherFormat { found: Format::Kineto, wanted: Format::PyTorch, .. });
+    assert!(told, "{error}");
+
+    let nodes = format!(r#"{{"nodes":["{}"]}}"#, "a".repeat(9 << 20));
+    let wanted = Options { format: Some(Format::Kineto), ..Options::default() };
+    let error = import::read(nodes.as_bytes(), "large", &wanted).unwrap_err();
+    assert!(matches!(error, ImportError::OtherFormat { found: Format::PyTorch, .. }), "{error}");
+
+    for zeros in [1, 300, 1000, 1 << 20] {
+        let error = import::read(&vec![0; zeros][..], "zeros", &Options::default()).unwrap_err();
+        assert!(matches!(error, ImportError::UnknownFormat { .. }) && error.to_string().contains("zeros"), "{error}");
+    }
+    // An empty message where a node belongs is no node 0.
+    let padded = [&messages()[..], &[0; 9]].concat();
+    let error = import::read(&padded[..], "padded", &Options::default()).unwrap_err();
+    assert!(error.to_string().contains("an empty message: expected a node"), "{error}");
 }
 
 #[test]
@@ -468,7 +537,7 @@ fn files_are_unpacked_four_deep() {
         packed.finish().unwrap()
     };
     // A header of ustar (POSIX.1-1988) and the file in blocks of 512 bytes.
-    let tar = |bytes: &[u8]| {
+    let file = |bytes: &[u8]| {
         let mut header = [0; 512];
         header[..5].copy_from_slice(b"trace");
         header[124..136].copy_from_slice(format!("{:011o}\0", bytes.len()).as_bytes());
@@ -477,9 +546,10 @@ fn files_are_unpacked_four_deep() {
         header[257..265].copy_from_slice(b"ustar\x0000");
         let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
         header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        let padding = bytes.len().next_multiple_of(512) - bytes.len() + 1024;
+        let padding = bytes.len().next_multiple_of(512) - bytes.len();
         [&header[..], bytes, &vec![0; padding]].concat()
     };
+    let tar = |bytes: &[u8]| [file(bytes), vec![0; 1024]].concat();
     let ops = |bytes: &[u8]| import::read(bytes, "packed", &Options::default()).map(|import| import.account.ops);
     let plain = KINETO.as_bytes();
     for packed in
@@ -489,6 +559,22 @@ fn files_are_unpacked_four_deep() {
     }
     let deeper = ops(&gzip(&gzip(&tar(&gzip(&gzip(plain)))))).unwrap_err();
     assert!(matches!(deeper, ImportError::UnknownFormat { .. }), "{deeper}");
+    // The first trace of an archive is read, whatever lies before it; what was not read is counted.
+    let archive = |files: &[&[u8]]| {
+        let files: Vec<u8> = files.iter().flat_map(|bytes| file(bytes)).collect();
+        import::read(&gzip(&[files, vec![0; 1024]].concat())[..], "archive", &Options::default())
+    };
+    let others =
+        |import: import::Import| (import.account.ops, import.account.dropped.get(&import::Reason::OtherFile).copied());
+    assert_eq!(others(archive(&[b"Read me first.", br#"{"rank": 0}"#, plain]).unwrap()), (4, Some(2)));
+    assert_eq!(others(archive(&[plain, plain, plain]).unwrap()), (4, Some(2)));
+    assert_eq!(others(archive(&[plain]).unwrap()), (4, None));
+    let error = archive(&[b"Read me first.", b"And me."]).unwrap_err();
+    assert!(matches!(error, ImportError::UnknownFormat { .. }), "{error}");
+    let limits = Limits { total_bytes: 1 << 20, ..Limits::default() };
+    let large = [file(&vec![b' '; 2 << 20]), file(plain), vec![0; 1024]].concat();
+    let error = import::read(&large[..], "large", &Options { limits, ..Options::default() }).unwrap_err();
+    assert!(matches!(error, ImportError::Limit { .. }), "{error}");
     let marked = [b"\xef\xbb\xbf", plain].concat();
     assert_eq!(ops(&marked).unwrap(), 4);
 }

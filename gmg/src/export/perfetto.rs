@@ -3,11 +3,14 @@
 use std::fmt;
 use std::io::{self, Write};
 
-use super::Source;
+use super::{Source, TIMELINE};
 use crate::id::OpIndex;
 
 /// Writes the operators as spans on their lanes, with an arrow along each dependency that crosses
 /// lanes. An operator without a recorded start begins when those before it have finished.
+///
+/// It is for looking at: edges within a lane, tensors and ids have no place in it, and
+/// [`import::read`](crate::import::read) refuses it as [`ImportError::Timeline`](crate::import::ImportError::Timeline).
 ///
 /// # Errors
 ///
@@ -16,7 +19,8 @@ pub fn perfetto(source: Source<'_>, mut out: impl Write) -> io::Result<()> {
     let graph = source.graph;
     let starts = source.starts();
     let lane = |op: OpIndex| source.record(op).and_then(|record| record.lane).map_or(0, |lane| u64::from(lane) + 1);
-    writeln!(out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+    let (field, key, exporter) = TIMELINE;
+    writeln!(out, "{{\"displayTimeUnit\":\"ms\",\"{field}\":{{\"{key}\":\"{exporter}\"}},\"traceEvents\":[")?;
     write!(out, "{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":1,\"args\":{{\"name\":{}}}}}", Json(graph.name()))?;
     let unknown = (0..graph.op_count()).any(|op| lane(OpIndex(op)) == 0).then_some((0, "operators"));
     let named = source.lanes.iter().enumerate().map(|(index, name)| (index + 1, &**name));

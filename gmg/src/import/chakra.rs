@@ -82,6 +82,10 @@ pub(super) fn read(mut meter: Meter<'_>, name: &str, options: &Options) -> Resul
             }
         }
         let position = progress.position();
+        if message.is_empty() {
+            let reason = "an empty message: expected a node".to_owned();
+            return Err(ImportError::Syntax { position, reason });
+        }
         add(&mut draft, decode(&message, position)?, options, position)?;
         records += 1;
     }

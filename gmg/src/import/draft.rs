@@ -109,6 +109,14 @@ impl Draft {
         }
     }
 
+    /// `is_in_range`, and if not, counts a value that is left out.
+    pub(super) fn in_range(&mut self, is_in_range: bool) -> bool {
+        if !is_in_range {
+            self.drop(Reason::OutOfRange);
+        }
+        is_in_range
+    }
+
     /// The number of the lane called `name`.
     pub(super) fn lane(&mut self, name: &str) -> u32 {
         let name = cut(name, self.limits.name_bytes);
@@ -208,7 +216,7 @@ impl Draft {
     /// Resolves ids and makes the graph. O(n log n) in operators and dependencies.
     pub(super) fn finish(mut self, name: &str, records: u64) -> Result<Import, ImportError> {
         if self.ops.is_empty() {
-            return Err(ImportError::NoOperators { records });
+            return Err(ImportError::NoOperators { records, dropped: self.dropped });
         }
         let mut after = self.resolve(|op| &mut op.after)?;
         let order = self.order(&after)?;

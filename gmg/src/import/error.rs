@@ -1,9 +1,10 @@
 //! Why a file is not a graph.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 
-use super::Format;
+use super::{Format, Reason};
 use crate::graph::GraphError;
 
 /// Where in a file something is: after decompression, counted from the start of what is imported.
@@ -41,6 +42,25 @@ pub enum ImportError {
         position: Position,
         /// What is there instead.
         found: &'static str,
+    },
+    /// It is a trace of another format than the one that the options ask for.
+    #[error("{position}: this is a {found} trace: expected {wanted}, as asked for")]
+    OtherFormat {
+        /// Where.
+        position: Position,
+        /// What it is.
+        found: Format,
+        /// What was asked for.
+        wanted: Format,
+    },
+    /// It is what [`export::perfetto`](crate::export::perfetto) wrote, which is for looking at.
+    #[error(
+        "{position}: this is a timeline that SliceScheduler exported, without the edges and kinds that a graph needs: \
+         expected a trace; a graph that was exported to Chakra can be read back"
+    )]
+    Timeline {
+        /// Where.
+        position: Position,
     },
     /// The format is known, but its reader was not compiled.
     #[error("this is a {0} trace, which needs the feature \"{feature}\"", feature = .0.feature())]
@@ -110,10 +130,12 @@ pub enum ImportError {
         most: u64,
     },
     /// Nothing in the file is an operator.
-    #[error("{records} records and no operator among them")]
+    #[error("{records} records and no operator among them{}", in_words(.dropped))]
     NoOperators {
         /// Records read.
         records: u64,
+        /// What was dropped, and why.
+        dropped: BTreeMap<Reason, u64>,
     },
     /// What was read makes no graph.
     #[error(transparent)]
@@ -122,6 +144,11 @@ pub enum ImportError {
 
 fn of_node(node: &Option<u64>) -> String {
     node.map_or_else(String::new, |node| format!(", node {node}"))
+}
+
+fn in_words(dropped: &BTreeMap<Reason, u64>) -> String {
+    let counts: Vec<_> = dropped.iter().map(|(reason, count)| format!("{count} x {reason}")).collect();
+    if counts.is_empty() { String::new() } else { format!("; dropped: {}", counts.join(", ")) }
 }
 
 fn in_a_row(nodes: &[u64]) -> String {

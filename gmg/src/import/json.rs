@@ -20,6 +20,7 @@ use serde_json::de::IoRead;
 
 use super::source::{Meter, Progress};
 use super::{Format, Import, ImportError, Options, Position};
+use crate::export::TIMELINE;
 use finite::Finite;
 pub(super) use scalar::Scalar;
 
@@ -45,11 +46,18 @@ enum Sink {
 
 pub(super) fn read(meter: Meter<'_>, name: &str, options: &Options) -> Result<Import, ImportError> {
     let progress = meter.progress();
-    let mut document = Document { options, progress: &progress, sink: None, records: 0, is_metadata: false };
+    let mut document =
+        Document { options, progress: &progress, sink: None, other: None, records: 0, is_metadata: false };
     let read = document.read(&mut serde_json::Deserializer::from_reader(Finite::new(meter)));
-    let Document { sink, records, .. } = document;
+    let Document { sink, records, other, .. } = document;
     if let Some(failure) = progress.failure() {
-        return Err(failure);
+        // Records that are not wanted are one large field.
+        return Err(match (failure, other, options.format) {
+            (ImportError::Limit { position, .. }, Some(found), Some(wanted)) if sink.is_none() => {
+                ImportError::OtherFormat { position, found, wanted }
+            }
+            (failure, ..) => failure,
+        });
     }
     read.map_err(|error| {
         let position = progress.here();
@@ -63,6 +71,9 @@ pub(super) fn read(meter: Meter<'_>, name: &str, options: &Options) -> Result<Im
         #[cfg(feature = "pytorch")]
         Some(Sink::PyTorch(reader)) => reader.finish(name, records),
         None => {
+            if let (Some(found), Some(wanted)) = (other, options.format) {
+                return Err(ImportError::OtherFormat { position: progress.here(), found, wanted });
+            }
             let found =
                 "a JSON document without \"traceEvents\", \"nodes\" or \"workload_graph\", and no stream of nodes";
             Err(ImportError::UnknownFormat { position: progress.here(), found })
@@ -78,6 +89,8 @@ struct Document<'d> {
     options: &'d Options,
     progress: &'d Rc<Progress>,
     sink: Option<Sink>,
+    /// A format of which there are records, but that is not wanted.
+    other: Option<Format>,
     records: u64,
     /// True if the object that was read can be the metadata that a stream of Chakra nodes begins with.
     is_metadata: bool,
@@ -114,6 +127,9 @@ impl Document<'_> {
     /// Makes the reader of `format`, unless there is one already or another format is wanted.
     fn begins(&mut self, format: Format) -> Result<bool, ImportError> {
         let wanted = self.options.format.is_none_or(|wanted| wanted == format);
+        if !wanted {
+            self.other = Some(format);
+        }
         if !wanted || self.sink.is_some() {
             return Ok(false);
         }
@@ -219,14 +235,30 @@ impl<'de> Visitor<'de> for &mut Document<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         self.is_metadata = true;
+        let mut begun = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
             self.is_metadata &= is_of_metadata(&key);
+            if key == TIMELINE.0 {
+                let exporter = map.next_value::<Value>()?;
+                if exporter.get(TIMELINE.1).and_then(Value::as_str) == Some(TIMELINE.2) {
+                    let position = self.progress.here();
+                    return Err(refused(self.progress, ImportError::Timeline { position }));
+                }
+                self.progress.next_record(None);
+                continue;
+            }
             let format = match key.as_str() {
                 "traceEvents" => Some(Format::Kineto),
                 "nodes" => Some(Format::PyTorch),
                 "workload_graph" => Some(Format::ChakraJson),
                 _ => None,
             };
+            if let Some(format) = format {
+                if begun.contains(&format) {
+                    return Err(A::Error::custom(format_args!("\"{key}\" is there twice: expected it once")));
+                }
+                begun.push(format);
+            }
             if format.map_or(Ok(false), |format| self.begin(format))? {
                 map.next_value_seed(Elements(&mut *self))?;
             } else {

@@ -119,7 +119,8 @@ impl Reader {
     fn call(&mut self, event: &Event, position: Position) {
         let shapes: SmallVec<[&[u64]; 8]> = event.args.shapes.0.iter().map(|shape| &shape[..]).collect();
         let flops = products::flops(event.name.as_text().unwrap_or_default(), &shapes, &[]);
-        let communication = event.args.communication(self.options.limits.name_bytes);
+        let flops = flops.filter(|&flops| self.draft.in_range(flops != Flops::MAX));
+        let communication = self.communication(event);
         let known = (self.products.len() + self.communications.len()) as u64;
         if let Some(external) = event.args.external.as_u64().filter(|_| known < self.options.limits.ops) {
             if let Some(flops) = flops {
@@ -142,6 +143,24 @@ impl Reader {
                 None => self.draft.drop(Reason::BadTime),
             }
         }
+    }
+
+    fn communication(&mut self, event: &Event) -> Option<Communication> {
+        let mut communication = event.args.communication(self.options.limits.name_bytes)?;
+        let elements = event.args.elements();
+        if !self.draft.in_range(elements.is_nothing() || (elements.as_u64().is_some() && possible(communication.bytes)))
+        {
+            communication.bytes = Bytes::ZERO;
+        }
+        Some(communication)
+    }
+
+    /// The bytes that a copy or fill says that it moves.
+    fn bytes(&mut self, event: &Event) -> Bytes {
+        let given = &event.args.bytes;
+        let bytes = given.as_u64().map(Bytes).filter(|&bytes| possible(bytes));
+        self.draft.in_range(given.is_nothing() || bytes.is_some());
+        bytes.unwrap_or_default()
     }
 
     fn drop_calls(&mut self) {
@@ -355,14 +374,13 @@ impl Records for Reader {
             return Ok(());
         }
         let category = event.cat.as_text().unwrap_or_default().to_ascii_lowercase();
-        let bytes = || Bytes(event.args.bytes.as_u64().unwrap_or_default());
         let work = match category.as_str() {
             "kernel" => Work::Kernel {
                 call: event.args.external.as_u64(),
-                communication: event.args.communication(self.options.limits.name_bytes).map(Box::new),
+                communication: self.communication(&event).map(Box::new),
             },
-            "gpu_memcpy" | "memcpy" => Work::Copy(bytes()),
-            "gpu_memset" | "memset" => Work::Fill(bytes()),
+            "gpu_memcpy" | "memcpy" => Work::Copy(self.bytes(&event)),
+            "gpu_memset" | "memset" => Work::Fill(self.bytes(&event)),
             "cuda_runtime" | "cuda_driver" | "hip_runtime" | "runtime" | "privateuse1_runtime" => Work::Launch,
             "cpu_op" | "operator" => {
                 self.call(&event, position);
@@ -392,6 +410,12 @@ impl Records for Reader {
         self.spans.push(span);
         Ok(())
     }
+}
+
+/// True if one operator may move so much: 2^53 bytes are far more than any machine has, and what a number of JSON holds
+/// exactly.
+fn possible(bytes: Bytes) -> bool {
+    bytes.get() <= 1 << 53
 }
 
 /// Microseconds as nanoseconds: whole ones exactly, the fraction as exactly as the number holds it.

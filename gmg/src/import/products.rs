@@ -16,7 +16,7 @@ use crate::units::Flops;
 
 /// The operations of the operator `name` with inputs and outputs of these shapes, by position;
 /// what is no tensor has an empty shape. [`None`] if the operator multiplies no matrices or the
-/// shapes are not those that it takes.
+/// shapes are not those that it takes. [`Flops::MAX`] stands for more than can be.
 pub(super) fn flops(name: &str, inputs: &[&[u64]], outputs: &[&[u64]]) -> Option<Flops> {
     let name = name.rsplit("::").next().unwrap_or(name).trim_end_matches('_');
     let shape = |position: usize| inputs.get(position).copied().filter(|shape| !shape.is_empty());

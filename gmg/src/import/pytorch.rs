@@ -194,6 +194,7 @@ impl Reader {
         let inputs: Vec<&[u64]> = into.iter().map(|shape| &shape[..]).collect();
         let outputs: Vec<&[u64]> = out.iter().map(|shape| &shape[..]).collect();
         let flops = products::flops(&node.name, &inputs, &outputs);
+        let flops = flops.filter(|&flops| self.draft.in_range(flops != Flops::MAX));
         let read = storages(reads.iter().map(|(_, input)| input.storage));
         let made = storages(writes.iter().map(|(_, output)| output.storage));
         let mut in_place: Vec<bool> =

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::{Format, Import, ImportError, Limits, Options, Position};
+use super::{Format, Import, ImportError, Limits, Options, Position, Reason};
 
 const BUFFER: usize = 64 << 10;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
@@ -19,6 +19,8 @@ const TAR: (usize, &[u8]) = (257, b"ustar");
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 /// How often a file may be packed.
 const LAYERS: u32 = 4;
+/// How many files of an archive that turn out to be no traces are opened.
+const TRIED: u64 = 16;
 
 /// Unpacks as often as it is packed (gzip, tar), finds the format out and reads it.
 pub(super) fn read<'r>(reader: Box<dyn Read + 'r>, name: &str, options: &Options) -> Result<Import, ImportError> {
@@ -33,8 +35,7 @@ fn unpack(reader: Peeked<'_>, layers: u32, name: &str, options: &Options) -> Res
         return read_plain(reader, name, options);
     }
     let Some(layers) = layers.checked_sub(1) else {
-        let found = "a file that is packed more than four times";
-        return Err(ImportError::UnknownFormat { position: Position::default(), found });
+        return Err(unknown("a file that is packed more than four times"));
     };
     if is_gzip {
         let unzipped = MultiGzDecoder::new(BufReader::with_capacity(BUFFER, reader));
@@ -42,21 +43,75 @@ fn unpack(reader: Peeked<'_>, layers: u32, name: &str, options: &Options) -> Res
     }
     let failed = |source| ImportError::Read { position: Position::default(), source };
     let mut archive = tar::Archive::new(reader);
+    let (mut import, mut other, mut left) = (None::<Import>, None, options.limits.total_bytes);
+    let mut others = 0;
     // Raw entries: the names of others would be read into memory whole.
     for entry in archive.entries().map_err(failed)?.raw(true) {
-        let entry = entry.map_err(failed)?;
+        // What is broken behind the trace is none of its business.
+        let entry = match entry {
+            Err(_) if import.is_some() => break,
+            entry => entry.map_err(failed)?,
+        };
         let hidden = entry.path_bytes().rsplit(|&byte| byte == b'/').next().is_some_and(|file| file.starts_with(b"."));
-        if entry.header().entry_type().is_file() && !hidden && entry.size() > 0 {
-            return unpack(Peeked::new(Box::new(entry))?, layers, name, options);
+        if !entry.header().entry_type().is_file() || hidden || entry.size() == 0 {
+            continue;
+        }
+        match left.checked_sub(entry.size()) {
+            Some(fewer) => left = fewer,
+            None if import.is_some() => break,
+            None => {
+                let (position, what, most) = (Position::default(), "bytes in the file", options.limits.total_bytes);
+                return Err(ImportError::Limit { position, what, most });
+            }
+        }
+        if import.is_some() {
+            others += 1;
+            continue;
+        }
+        let file = Peeked::new(Box::new(entry))?;
+        if is_prose(file.start()) {
+            others += 1;
+            other = Some(Box::new(unknown("text that is no JSON object or array of objects")));
+            continue;
+        }
+        match unpack(file, layers, name, options) {
+            Ok(found) => import = Some(found),
+            Err(error @ ImportError::UnknownFormat { .. }) if others < TRIED => {
+                others += 1;
+                other = Some(Box::new(error));
+            }
+            Err(error) => return Err(error),
         }
     }
-    Err(ImportError::UnknownFormat { position: Position::default(), found: "an archive without files" })
+    match (import, other) {
+        (Some(mut import), _) => {
+            if others > 0 {
+                *import.account.dropped.entry(Reason::OtherFile).or_default() += others;
+            }
+            Ok(import)
+        }
+        (None, Some(error)) => Err(*error),
+        (None, None) => Err(unknown("an archive without files")),
+    }
+}
+
+fn unknown(found: &'static str) -> ImportError {
+    ImportError::UnknownFormat { position: Position::default(), found }
+}
+
+/// Text that is no JSON, as an archive may have beside its traces.
+fn is_prose(start: &[u8]) -> bool {
+    let text = start.strip_prefix(&BYTE_ORDER_MARK).unwrap_or(start);
+    is_text(text) && !is_json(text)
 }
 
 fn read_plain(mut reader: Peeked<'_>, name: &str, options: &Options) -> Result<Import, ImportError> {
     let start = reader.start();
     if start.is_empty() {
-        return Err(ImportError::UnknownFormat { position: Position::default(), found: "nothing" });
+        return Err(unknown("nothing"));
+    }
+    if start.iter().all(|&byte| byte == 0) {
+        return Err(unknown("zeros, as a device, an archive without files or a file that was never written has"));
     }
     let text = start.strip_prefix(&BYTE_ORDER_MARK).unwrap_or(start);
     let json = match options.format {
@@ -64,8 +119,7 @@ fn read_plain(mut reader: Peeked<'_>, name: &str, options: &Options) -> Result<I
         Some(format) => format != Format::Chakra,
     };
     if options.format.is_none() && !json && is_text(text) {
-        let found = "text that is no JSON object or array of objects";
-        return Err(ImportError::UnknownFormat { position: Position::default(), found });
+        return Err(unknown("text that is no JSON object or array of objects"));
     }
     if json {
         let mark = start.len() - text.len();

@@ -68,6 +68,11 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
+    /// The elements that a collective says that it moves.
+    pub(super) fn elements(&self) -> &Scalar {
+        &self.elements
+    }
+
     /// The collective that the arguments describe; of the name of its group at most so many bytes.
     pub(super) fn communication(&self, name_bytes: usize) -> Option<Communication> {
         let name = self.collective.as_text()?;
