@@ -175,8 +175,87 @@ fn bad_files_give_one_line_and_bad_usage_two() {
     let unwritable = folder.join("absent").join("out.dot");
     refused(&["export", "--import", &trace, "--to", "dot", "--out", unwritable.to_str().unwrap()], 1);
 
+    let long = write("long.json", KINETO.replace("\"step\"", &format!("\"{}\"", "a".repeat(9 << 20))).as_bytes());
+    let limited = refused(&["import", &long], 1);
+    assert!(limited.contains("more than 8388608 bytes in one record"), "{limited}");
+    accepted(&["import", &long, "--max-record-bytes", "16777216"]);
+    for (limit, value) in [("--max-edges", "1"), ("--max-bytes", "200"), ("--max-record-bytes", "10")] {
+        assert!(refused(&["import", &trace, limit, value], 1).contains("more than"), "{limit}");
+    }
+    let named = json(&["import", &trace, "--max-name-bytes", "4", "--json"]);
+    assert_eq!(named["dropped"]["tails of long names"], 3);
+    let timeless = refused(&["import", &trace, "--max-duration", "0"], 1);
+    assert!(timeless.contains("no operator among them; dropped: 1 x annotations, 3 x events with an"), "{timeless}");
+
     refused(&["import"], 2);
     refused(&["export", "--to", "dot", "--out", "x"], 2);
     refused(&["export", "--template", "tiny", "--import", &trace, "--to", "dot", "--out", "x"], 2);
     refused(&["import", &trace, "--format", "nonsense"], 2);
+}
+
+#[test]
+fn what_would_mean_nothing_is_refused() {
+    let folder = folder("meaningless");
+    let (trace, out) = (folder.join("trace.json"), folder.join("out"));
+    fs::write(&trace, KINETO).unwrap();
+    let (trace, out) = (trace.to_str().unwrap(), out.to_str().unwrap());
+    let of_templates = [["--tokens", "77"], ["--cached", "1"], ["--tensor-parallel", "8"]];
+    for [name, value] in of_templates {
+        let refusal = refused(&["export", "--import", trace, "--to", "dot", "--out", out, name, value], 2);
+        assert!(refusal.contains(name) && refusal.contains("--import"), "{refusal}");
+    }
+    let template = ["export", "--template", "tiny", "--to", "dot", "--out", out];
+    for reading in ["--strict", "--data-only", "--devices-only", "--format=kineto", "--max-ops=9", "--max-bytes=9"] {
+        let refusal = refused(&[&template[..], &[reading]].concat(), 2);
+        assert!(refusal.contains("--template"), "{refusal}");
+    }
+    refused(&[&template[..], &["--tokens", "0"]].concat(), 2);
+    for most in ["--tokens", "--cached"] {
+        let refusal = refused(&[&template[..], &[most, "18446744073709551615"]].concat(), 1);
+        assert!(refusal.contains("no place in 64 bits"), "{refusal}");
+    }
+    assert!(!Path::new(out).exists());
+}
+
+#[test]
+fn a_timeline_is_not_read_back_and_what_a_format_has_no_place_for_is_said() {
+    let folder = folder("timeline");
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let (timeline, chakra) = (path("timeline.json"), path("tiny.et"));
+    accepted(&["export", "--template", "tiny", "--to", "perfetto", "--out", &timeline]);
+    let refusal = refused(&["import", &timeline], 1);
+    assert!(refusal.contains("a timeline that SliceScheduler exported") && refusal.contains("Chakra"), "{refusal}");
+
+    let report = json(&["export", "--template", "tiny", "--to", "chakra", "--out", &chakra, "--json"]);
+    assert!(report["left_out"]["tensors"].as_u64().unwrap() > 0, "{report}");
+    let text = accepted(&["export", "--template", "tiny", "--to", "chakra", "--out", &chakra]);
+    assert!(text.contains("tensors, for which chakra has no place"), "{text}");
+    assert_eq!(json(&["import", &chakra, "--json"])["tensors"], 0);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_is_written_whole_or_not_at_all() {
+    let folder = folder("whole");
+    let file = folder.join("graph.json");
+    fs::write(&file, "what was there").unwrap();
+    let export = ["export", "--template", "llama3-8b", "--to", "perfetto", "--out", file.to_str().unwrap()];
+    // 20 blocks of at most 1 KiB; without the signal, writing fails.
+    let limited = |signal: &str| {
+        let script = format!("{signal} ulimit -f 20; exec \"$0\" \"$@\"");
+        let shell = Command::new("sh").args(["-c", &script, env!("CARGO_BIN_EXE_graph")]).args(export).output();
+        assert!(!shell.unwrap().status.success());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "what was there");
+    };
+    limited("trap '' XFSZ;");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing unfinished is left");
+    limited("");
+
+    accepted(&export);
+    serde_json::from_slice::<Value>(&fs::read(&file).unwrap()).unwrap();
+    let link = folder.join("link.json");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    accepted(&["export", "--template", "tiny", "--to", "dot", "--out", link.to_str().unwrap()]);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(fs::read_to_string(&file).unwrap().starts_with("digraph {"));
 }

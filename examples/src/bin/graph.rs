@@ -6,19 +6,19 @@
 //! cargo run --release --bin graph -- export --import trace.0.et --to dot --out trace.dot
 //! ```
 //!
-//! Traces: Chakra (protobuf and JSON), Kineto, PyTorch; plain, .gz or .tar.gz; told apart by content.
+//! A file is written whole or not at all. Traces: Chakra (protobuf and JSON), Kineto, PyTorch; plain, .gz or .tar.gz; told apart by content.
 //! A file that is no graph gives one line on standard error and exit status 1, wrong usage 2.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Write};
+use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde_json::json;
 use slicescheduler::simulator::cost::{CostModel, Operation, Roofline};
-use slicescheduler_examples::Failure;
+use slicescheduler_examples::{Failure, write_whole};
 use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::export::{self, Source};
 use slicescheduler_gmg::graph::{CriticalPath, OpGraph};
@@ -27,11 +27,23 @@ use slicescheduler_gmg::import::{self, Format, Import, Limits, OpRecord, Options
 use slicescheduler_gmg::semantics::OpCost;
 use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::templates::{DenseSpec, EncoderSpec, MoeSpec, dense, encoder, moe};
-use slicescheduler_gmg::units::{Bytes, Nanos};
+use slicescheduler_gmg::units::{Bytes, Flops, Nanos};
 
-/// Import and export operator graphs.
+/// Reads operator graphs out of traces and writes them for other tools.
+///
+/// `import` reads a Chakra, Kineto or PyTorch trace (plain, .gz or .tar.gz, told apart by content) and says what it has:
+/// operators, edges, work, times, the critical path, what was dropped and why. `export` writes such a trace, or one rank
+/// of a model that is built in, as DOT for Graphviz, as a timeline for Perfetto or as Chakra for ASTRA-sim. Only Chakra
+/// can be imported again.
+///
+/// Exit status: 0 done, 1 a file that cannot be read or written, 2 wrong usage.
 #[derive(Debug, Parser)]
-#[command(name = "graph", version, about)]
+#[command(
+    name = "graph",
+    version,
+    about = "Reads operator graphs out of traces and writes them for other tools",
+    verbatim_doc_comment
+)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -65,13 +77,13 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
         /// Tokens of the iteration, for templates.
-        #[arg(long, value_name = "N", default_value_t = 512)]
+        #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "import", value_parser = clap::value_parser!(u64).range(1..))]
         tokens: u64,
         /// Tokens of each sequence that are cached already, for templates.
-        #[arg(long, value_name = "N", default_value_t = 0)]
+        #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "import")]
         cached: u64,
         /// Ranks that a template is sharded over; one rank's graph is written.
-        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "import", value_parser = clap::value_parser!(u32).range(1..))]
         tensor_parallel: u32,
         /// Print JSON instead of text.
         #[arg(long)]
@@ -107,7 +119,36 @@ struct Reading {
     /// Operators that a trace may have.
     #[arg(long, value_name = "N", default_value_t = Limits::default().ops)]
     max_ops: u64,
+    /// Dependencies that a trace may have.
+    #[arg(long, value_name = "N", default_value_t = Limits::default().edges)]
+    max_edges: u64,
+    /// Bytes that one record (a node, an event, a field between them) may have.
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().record_bytes)]
+    max_record_bytes: u64,
+    /// Bytes that the whole trace may have, unpacked.
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().total_bytes)]
+    max_bytes: u64,
+    /// Bytes of a name that are kept.
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().name_bytes)]
+    max_name_bytes: usize,
+    /// Seconds that an operator may take; a longer time is taken for damage.
+    #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().duration.get() / 1_000_000_000)]
+    max_duration: u64,
 }
+
+/// The arguments that say how a trace is read.
+const READING: [&str; 10] = [
+    "format",
+    "strict",
+    "data_only",
+    "devices_only",
+    "max_ops",
+    "max_edges",
+    "max_record_bytes",
+    "max_bytes",
+    "max_name_bytes",
+    "max_duration",
+];
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum TraceFormat {
@@ -154,7 +195,12 @@ enum Template {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    // A template is not read: what says how to read is refused with it.
+    let command = Arguments::command().mut_subcommand("export", |export| {
+        READING.iter().fold(export, |export, name| export.mut_arg(name, |arg| arg.conflicts_with("template")))
+    });
+    let arguments = Arguments::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads has read enough.
         Err(failure) if is_closed_pipe(&*failure) => ExitCode::SUCCESS,
@@ -188,12 +234,17 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             if path.as_os_str() == "-" {
                 return Ok(());
             }
-            let (ops, to) = (exported.graph.op_count(), format!("{to:?}").to_lowercase());
+            let (ops, tensors) = (exported.graph.op_count(), exported.graph.tensor_count());
+            let to = format!("{to:?}").to_lowercase();
             if *json {
-                let report = json!({ "graph": name, "operators": ops, "to": to, "file": path, "bytes": written });
+                let left_out = json!({ "tensors": tensors });
+                let report = json!({ "graph": name, "operators": ops, "to": to, "file": path, "bytes": written, "left_out": left_out });
                 writeln!(out, "{report:#}")?;
             } else {
                 writeln!(out, "{name}: {ops} operators, {written} bytes of {to} in {}", path.display())?;
+                if tensors > 0 {
+                    writeln!(out, "  left out     {tensors} tensors, for which {to} has no place; edges are kept")?;
+                }
             }
         }
     }
@@ -211,7 +262,14 @@ fn read(file: &Path, reading: &Reading) -> Result<Import, Failure> {
         refuse_dangling: reading.strict,
         data_only: reading.data_only,
         devices_only: reading.devices_only,
-        limits: Limits { ops: reading.max_ops, ..Limits::default() },
+        limits: Limits {
+            record_bytes: reading.max_record_bytes,
+            total_bytes: reading.max_bytes,
+            ops: reading.max_ops,
+            edges: reading.max_edges,
+            name_bytes: reading.max_name_bytes,
+            duration: Nanos::secs(reading.max_duration),
+        },
     };
     let import = if file.as_os_str() == "-" {
         import::read(io::stdin().lock(), "standard input", &options)
@@ -256,6 +314,11 @@ impl Exported {
         };
         let mut binding = Binding::new();
         binding.add_chunk(tokens, cached, true);
+        let work = graph.total_cost(&binding);
+        if work.flops == Flops::MAX || work.bytes() == Bytes::MAX {
+            let what = "work that has no place in 64 bits: expected fewer --tokens or less --cached";
+            return Err(format!("{}: {tokens} tokens after {cached} are {what}", graph.name()).into());
+        }
         let (device, model) = (DeviceSpec::h100_sxm(), Roofline::default());
         let record = |op: slicescheduler_gmg::graph::OpView<'_>| {
             let (template, cost) = (&graph, op.cost(&binding));
@@ -281,13 +344,12 @@ impl Exported {
             Target::Chakra => export::chakra(source, out),
         };
         if path.as_os_str() == "-" {
-            encode(&mut BufWriter::new(io::stdout().lock()))?;
+            let mut out = io::BufWriter::new(io::stdout().lock());
+            encode(&mut out)?;
+            out.flush()?;
             return Ok(0);
         }
-        let failed = |error: io::Error| format!("{}: {error}", path.display());
-        let mut file = BufWriter::new(File::create(path).map_err(failed)?);
-        encode(&mut file).and_then(|()| file.flush()).map_err(failed)?;
-        Ok(std::fs::metadata(path).map_err(failed)?.len())
+        Ok(write_whole(path, |file| encode(file)).map_err(|error| format!("{}: {error}", path.display()))?)
     }
 }
 
@@ -354,9 +416,9 @@ impl<'i> Summary<'i> {
         writeln!(out, "  operators    {} on {} lanes", account.ops, lanes.len())?;
         writeln!(out, "  edges        {}", account.edges)?;
         writeln!(out, "  tensors      {}", graph.tensor_count())?;
-        writeln!(out, "  arithmetic   {:.3} GFLOP", self.cost.flops.get() as f64 / 1e9)?;
-        writeln!(out, "  traffic      {}", self.cost.bytes())?;
-        writeln!(out, "  communicated {}", self.communicated)?;
+        writeln!(out, "  arithmetic   {}{:.3} GFLOP", over(self.cost.flops.get()), self.cost.flops.get() as f64 / 1e9)?;
+        writeln!(out, "  traffic      {}{}", over(self.cost.bytes().get()), self.cost.bytes())?;
+        writeln!(out, "  communicated {}{}", over(self.communicated.get()), self.communicated)?;
         if timed(self.import) {
             writeln!(out, "  measured     {}", time(self.import.measured()))?;
             writeln!(
@@ -421,6 +483,11 @@ fn timed(import: &Import) -> bool {
 
 fn duration(import: &Import, op: OpIndex) -> Nanos {
     import.ops.get(op.index()).and_then(|record| record.duration).unwrap_or_default()
+}
+
+/// What stands before a sum that has no place in 64 bits.
+fn over(sum: u64) -> &'static str {
+    if sum == u64::MAX { "over " } else { "" }
 }
 
 /// A time that was measured. A sum that has no place in 64 bits is no "never".
