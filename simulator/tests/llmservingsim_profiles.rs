@@ -11,7 +11,8 @@ use slicescheduler_simulator::cost::Coverage;
 use slicescheduler_simulator::profile::ProfileError;
 use slicescheduler_simulator::profile::llmservingsim::{Block, Exchange, Profile, Step, StepModel};
 
-const META: &str = "gpu: NVIDIA Test\nhardware: TEST\nmodel: org/tiny\ntp_degrees: [1]\n";
+const META: &str = "gpu: NVIDIA Test\nhardware: TEST\nmodel: org/tiny\nvariant: bf16\ntp_degrees: [1]\n\
+    skew_profile:\n  enabled: true\nskew_fit:\n  enabled: false\n";
 const DENSE: &str = "layer,tokens,time_us\n\
     embedding,1,1\nembedding,100,10\n\
     final_layernorm,1,2\nfinal_layernorm,100,2\n\
@@ -141,11 +142,7 @@ fn a_long_sequence_among_short_ones_lags() {
     assert_eq!(model(Some(100)).parts(&mut step()).skew, 0.0, "16 decodes leave a large device unfilled: split");
     let off = write(
         "skew-off",
-        &[
-            ("attention.csv", attention),
-            ("skew.csv", "rubbish"),
-            ("meta.yaml", &format!("{META}skew_fit:\n  enabled: false\n")),
-        ],
+        &[("attention.csv", attention), ("skew.csv", "rubbish"), ("meta.yaml", &META.replace("true", "false"))],
     );
     assert!(Profile::read(&off, 1).unwrap().skew.is_none(), "the profile says that the file does not count");
 }
@@ -155,7 +152,7 @@ fn what_is_wrong_is_said_with_file_line_and_column() {
     let refuse = |name, file, text| Profile::read(&write(name, &[(file, text)]), 1).unwrap_err().to_string();
     let message = refuse("bad-time", "dense.csv", "layer,tokens,time_us\nembedding,1,-4\n");
     assert!(
-        message.ends_with("dense.csv, row 2, column \"time_us\": \"-4\": expected a time in microseconds above 0"),
+        message.ends_with("dense.csv, row 2, column \"time_us\": \"-4\": expected a time above zero and below 1e12"),
         "{message}"
     );
     let message =
@@ -164,7 +161,7 @@ fn what_is_wrong_is_said_with_file_line_and_column() {
     let message = refuse("no-column", "per_sequence.csv", "layer,batch,time_us\nlm_head,1,5\n");
     assert!(message.contains("no column \"sequences\": expected it among layer, batch, time_us"), "{message}");
     assert!(refuse("empty", "dense.csv", "layer,tokens,time_us\n").contains("no samples"));
-    assert!(refuse("meta", "meta.yaml", "model: 3: 4").contains("expected the meta.yaml"));
+    assert!(refuse("meta", "meta.yaml", "model: 3: 4").contains("expected the whole meta.yaml"));
     assert!(refuse("hybrid", "linear_attention.csv", "layer,prefill_tokens\n").contains("not part of the step model"));
     assert!(
         refuse("nothing", "attention.csv", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,0,0,5\n")

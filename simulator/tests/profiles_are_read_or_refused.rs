@@ -102,6 +102,143 @@ fn splitwise_iterations_have_the_durations_of_their_rows() {
     assert!((54.8562..54.8563).contains(&token), "{token}");
 }
 
+/// Times of a kernel of LLMServingSim, in microseconds, on an RTX 4090: 165 TFLOP/s, 1008 GB/s, 72 MiB of cache.
+mod llmservingsim_times {
+    use super::*;
+    use slicescheduler_simulator::profile::llmservingsim::{LayerShape, Profile, Yardstick};
+
+    fn yardstick() -> Yardstick {
+        let layer = LayerShape {
+            hidden: 4096,
+            heads: 32,
+            kv_heads: 8,
+            head_dim: 128,
+            intermediate: 14_336,
+            has_experts: false,
+            vocabulary: 128_256,
+        };
+        Yardstick { device: DeviceSpec::rtx_4090(), layer }
+    }
+
+    /// What becomes of the published profile when the time of the rows of `file` that start with `row` is `us`.
+    fn with_time(source: &Path, file: &str, row: &str, us: &str, yardstick: Option<&Yardstick>) -> Result<(), String> {
+        let folder = std::env::temp_dir().join(format!("slicescheduler-times-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("tp1")).unwrap();
+        std::fs::copy(source.join("meta.yaml"), folder.join("meta.yaml")).unwrap();
+        for name in ["dense.csv", "per_sequence.csv", "attention.csv"] {
+            let text = std::fs::read_to_string(source.join("tp1").join(name)).unwrap();
+            let changed = text.lines().map(|line| match line.rsplit_once(',') {
+                Some((rest, _)) if name == file && line.starts_with(row) => format!("{rest},{us}\n"),
+                _ => format!("{line}\n"),
+            });
+            std::fs::write(folder.join("tp1").join(name), changed.collect::<String>()).unwrap();
+        }
+        let read = Profile::read_judged(&folder, 1, yardstick);
+        std::fs::remove_dir_all(&folder).unwrap();
+        read.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn times_that_the_device_cannot_have_are_refused_with_their_row() {
+        let Some(source) = published("profiles/llmservingsim/RTX4090/Llama-3.1-8B") else { return };
+        let known = yardstick();
+        assert_eq!(with_time(&source, "", "", "", Some(&known)), Ok(()));
+        let cases = [
+            ("dense.csv", "gate_up_proj", "1e-300", "1e-297 ns from start to end: expected at least 100 ns"),
+            ("dense.csv", "gate_up_proj", "0.001", "1 ns from start to end"),
+            // Of 235 MB of weights the cache holds 75 MB; 4 TB/s of the others are 4 times the memory's.
+            ("dense.csv", "gate_up_proj,1,", "40", "for its memory traffic would be 39"),
+            // 2 * 2048 * 28672 * 4096 operations in a millisecond instead of three.
+            (
+                "dense.csv",
+                "gate_up_proj,2048",
+                "1000",
+                "for its arithmetic would be 481 TFLOP/s: expected at most the 165",
+            ),
+            // 34 MB fit into the cache, which does not give them in a microsecond.
+            ("dense.csv", "o_proj,1,", "1", "for its traffic from the cache would be 33"),
+            ("dense.csv", "layernorm,2048", "1.5", "for its traffic from the cache"),
+            ("dense.csv", "act_fn,1,", "9e9", "times the 10"),
+            ("per_sequence.csv", "lm_head,256", "9e9", "expected at most 1000 times"),
+            ("per_sequence.csv", "lm_head,256", "200", "for its "),
+            ("per_sequence.csv", "sampler,1,", "9e9", "times the"),
+            ("attention.csv", "0,0,256,1024", "100", "for its memory traffic"),
+            ("attention.csv", "2048,0,0,0", "50", "for its arithmetic"),
+            ("attention.csv", "16,0,1,16", "9e9", "times the"),
+            ("attention.csv", "16,0,1,16", "1e23", "\"1e23\": expected a time above zero and below 1e12"),
+        ];
+        for (file, row, us, expected) in cases {
+            let error = with_time(&source, file, row, us, Some(&known)).unwrap_err();
+            let place = format!("{file}, row ");
+            assert!(
+                error.contains(&place) && error.contains("\"time_us\": ") && error.contains(expected),
+                "{row}: {error}"
+            );
+            assert!(error.len() < 400, "{error}");
+        }
+        let error = with_time(&source, "dense.csv", "rotary", "0.001", None).unwrap_err();
+        assert!(error.contains("at least 100 ns"), "of an unknown device: {error}");
+        assert!(with_time(&source, "dense.csv", "rotary", "9e9", None).unwrap_err().contains("at most 10 s"));
+    }
+
+    #[test]
+    fn a_description_that_is_cut_is_refused() {
+        let Some(source) = published("profiles/llmservingsim/RTX4090/Llama-3.1-8B") else { return };
+        let text = std::fs::read_to_string(source.join("meta.yaml")).unwrap();
+        let folder = std::env::temp_dir().join(format!("slicescheduler-meta-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let read = |text: &str| {
+            std::fs::write(folder.join("meta.yaml"), text).unwrap();
+            slicescheduler_simulator::profile::llmservingsim::ProfileMeta::read(&folder)
+        };
+        let whole = read(&text).unwrap();
+        assert!(!whole.has_skew());
+        // All that is missing at the end is the file's last line break.
+        for end in (0..text.trim_end().len()).step_by(7) {
+            let error = read(&text[..end]).unwrap_err().to_string();
+            assert!(error.contains("meta.yaml, row "), "{end}: {error}");
+        }
+        let error = read(&text[..629]).unwrap_err().to_string();
+        assert!(error.contains("missing field `skew_profile`"), "{error}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+#[test]
+fn splitwise_times_that_the_device_cannot_have_are_refused() {
+    let refused = |prompt: &str, token: &str| {
+        let text = format!(
+            "model,hardware,tensor_parallel,prompt_size,batch_size,token_size,prompt_time,token_time\n\
+             llama2-70b,h100-80gb,2,512,1,128,{prompt},{token}\n"
+        );
+        let columns = Columns::from_csv("s.csv", text.as_bytes()).unwrap();
+        splitwise::profiles(&columns, splitwise::known_device).map(|_| ()).map_err(|error| error.to_string())
+    };
+    assert_eq!(refused("100", "30"), Ok(()));
+    let error = refused("100", "-1").unwrap_err();
+    assert_eq!(error, "s.csv, row 2, column \"token_time\": \"-1\": expected a time above zero and below 1e9");
+    // Half a byte of each of 35 billion weights: 5.2 ms at 3.35 TB/s.
+    assert!(
+        refused("100", "4").unwrap_err().contains("row 2, column \"token_time\": 4000000 ns for its memory traffic")
+    );
+    assert!(refused("2e6", "30").unwrap_err().contains("\"prompt_time\": 2000000000000 ns from start to end"));
+}
+
+/// A zero of Vidur is below a microsecond, in which no H100 sends 900 MB.
+#[test]
+fn zeros_of_vidur_are_left_out_only_where_they_can_be() {
+    let (header, row) = ("num_workers,size,collective,devices_per_node,time_stats.all_reduce.median", "8");
+    let read = |size: u64, ms: &str| {
+        let text = format!("{header}\n{row},2048,all_reduce,8,0.037\n{row},{size},all_reduce,8,{ms}\n");
+        vidur::network(&Columns::from_csv("n.csv", text.as_bytes()).unwrap(), &DeviceSpec::h100_sxm())
+    };
+    assert!(read(4096, "0").is_ok());
+    let error = read(1 << 30, "0").unwrap_err().to_string();
+    assert!(error.contains("n.csv, row 3") && error.contains("1000 ns for its messages"), "{error}");
+    assert!(read(4096, "-1").unwrap_err().to_string().contains("\"-1\": expected a time above zero"));
+    assert!(read(4096, "9e8").unwrap_err().to_string().contains("expected at most 1000 times"));
+}
+
 #[cfg(feature = "parquet")]
 mod parquet {
     use super::*;
@@ -152,36 +289,81 @@ mod parquet {
     }
 
     #[test]
+    fn the_files_of_every_published_device_are_read() {
+        let Some(folder) = published("profiles/aiconfigurator/h200_sxm") else { return };
+        let profile = aiconfigurator::read_folder(&folder, &DeviceSpec::h200_sxm()).unwrap();
+        assert!(profile.tables().len() > 10, "{}", profile.tables().len());
+    }
+
+    /// Bytes are changed, blocks of them repeated or cut out, and ends cut off.
+    #[test]
     fn damaged_parquet_files_are_refused_or_read() {
-        let Some(path) = published("profiles/aiconfigurator/h100_sxm/nccl_perf.parquet") else { return };
-        let bytes = std::fs::read(path).unwrap();
+        let readers: [(&str, super::Reader, u32); 4] = [
+            ("nccl_perf", aiconfigurator::nccl, 200),
+            ("gemm_perf", aiconfigurator::gemm, 16),
+            ("context_attention_perf", aiconfigurator::context_attention, 16),
+            ("generation_attention_perf", aiconfigurator::generation_attention, 16),
+        ];
+        std::panic::set_hook(Box::new(|_| ()));
+        let results = readers.map(|(name, reader, cases)| {
+            let path = published(&format!("profiles/aiconfigurator/h100_sxm/{name}.parquet"))?;
+            Some((name, damage(&std::fs::read(path).unwrap(), reader, cases)))
+        });
+        let _ = std::panic::take_hook();
+        for (name, result) in results.into_iter().flatten() {
+            result.unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+
+    /// Half of the changes fall into the last 4 KiB, the description of the file.
+    fn damage(bytes: &[u8], reader: super::Reader, cases: u32) -> Result<(), String> {
         let read = |bytes: Vec<u8>| {
             let columns = parquet_file::from_parquet("damaged.parquet", bytes)?;
-            aiconfigurator::nccl(&columns, &DeviceSpec::h100_sxm())
+            reader(&columns, &DeviceSpec::h100_sxm())
         };
-        assert!(read(bytes.clone()).is_ok());
-        std::panic::set_hook(Box::new(|_| ()));
-        let mut runner = proptest::test_runner::TestRunner::default();
-        let damage = (
-            prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        read(bytes.to_vec()).map_err(|error| error.to_string())?;
+        let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(cases));
+        let edit = (any::<prop::sample::Index>(), any::<bool>(), any::<u8>());
+        let block = (any::<prop::sample::Index>(), 1usize..300, any::<bool>());
+        let changes = (
+            prop::collection::vec(edit, 0..8),
             any::<Option<prop::sample::Index>>(),
+            prop::option::weighted(0.3, block),
         );
-        let result = runner.run(&damage, |(edits, cut)| {
-            let mut damaged = bytes.clone();
-            for (at, value) in edits {
-                let at = at.index(damaged.len());
+        let result = runner.run(&changes, |(edits, cut, block)| {
+            let mut damaged = bytes.to_vec();
+            for (at, is_late, value) in edits {
+                let first = if is_late { damaged.len().saturating_sub(4096) } else { 0 };
+                let at = first + at.index(damaged.len() - first);
                 damaged[at] = value;
+            }
+            if let Some((at, length, is_repeated)) = &block {
+                let at = at.index(damaged.len() - *length);
+                let part: Vec<u8> = damaged.drain(at..at + *length).collect();
+                if *is_repeated {
+                    let twice = part.repeat(2);
+                    damaged.splice(at..at, twice);
+                }
             }
             if let Some(cut) = cut {
                 damaged.truncate(cut.index(damaged.len()));
-                prop_assert!(read(damaged).is_err(), "a file without its end was read");
-            } else if let Err(error) = read(damaged) {
-                prop_assert!(error.to_string().contains("damaged.parquet"), "{error}");
+                // What was repeated may be another end.
+                let is_refused = read(damaged).is_err() || block.is_some();
+                prop_assert!(is_refused, "a file without its end was read");
+                return Ok(());
+            }
+            match read(damaged) {
+                Err(error) => prop_assert!(error.to_string().contains("damaged.parquet"), "{error}"),
+                Ok(profile) => {
+                    let is_sound = |table: &slicescheduler_simulator::profile::Table| {
+                        table.cells().iter().all(|cell| cell.nanos.is_finite() && cell.nanos > 0.0)
+                    };
+                    prop_assert!(profile.tables().all(|(_, table)| is_sound(table)), "a time that is none was read");
+                }
             }
             Ok(())
         });
-        let _ = std::panic::take_hook();
-        result.unwrap();
+        result.map_err(|error| error.to_string())
     }
 }
 

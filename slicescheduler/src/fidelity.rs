@@ -54,7 +54,7 @@ pub enum FidelityError {
         source: std::io::Error,
     },
     /// A file is not what it should be.
-    #[error("{file}, line {line}: {source}", file = file.display())]
+    #[error("{file}, line {line}, column {column}: {what}", file = file.display(), column = source.column(), what = without_place(source))]
     Json {
         /// The file.
         file: PathBuf,
@@ -127,6 +127,13 @@ pub enum FidelityError {
     },
 }
 
+/// What is wrong with a text, without the place in it, which for a line of a file is not that in the file.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    text.strip_suffix(&place).map_or(text.clone(), str::to_owned)
+}
+
 /// From the tokens of an iteration to the next one being formed, as the timestamps of real runs show it.
 const HOST: Nanos = Nanos::us(100);
 
@@ -137,6 +144,9 @@ const HOST: Nanos = Nanos::us(100);
 pub fn predict(run: &Run, profile: Profile, shape: &ModelShape) -> Result<Prediction, FidelityError> {
     let mut notes = Vec::new();
     let device = DeviceFacts::of(&profile.meta.gpu);
+    if device.is_none() {
+        notes.push(format!("peaks of {} are not known: no time was held against them", profile.meta.gpu));
+    }
     let parallel = run.parallel();
     refuse_unmodelled(run, shape)?;
     let exchange = match parallel.tensor.max(parallel.data) {

@@ -64,7 +64,7 @@ pub fn gemm(columns: &Columns, device: &DeviceSpec) -> Result<DeviceProfile, Pro
             _ => return Err(dtype.refuse(row, "bfloat16, float16, fp8 or fp8_block")),
         };
         let point = [f64::from(m.count(row)?), f64::from(n.count(row)?), f64::from(k.count(row)?)];
-        let nanos = latency.number(row)? * MS;
+        let nanos = latency.nanos(row, MS)?;
         samples.add(Measure::MatMul { weight, scaling }, &point, nanos, latency.place(row))?;
     }
     samples.build(columns.file(), "matrix products")
@@ -122,7 +122,7 @@ fn attention(
         let shape = AttentionShape { head_dim: head_dim.count(row)?, kv, window };
         let (measure, length) = measure(row, shape)?;
         let point = [f64::from(batch.count(row)?), length, f64::from(all), f64::from(of_kv)];
-        samples.add(measure, &point, latency.number(row)? * MS, latency.place(row))?;
+        samples.add(measure, &point, latency.nanos(row, MS)?, latency.place(row))?;
     }
     samples.build(columns.file(), "attention")
 }
@@ -155,7 +155,7 @@ pub fn nccl(columns: &Columns, device: &DeviceSpec) -> Result<DeviceProfile, Pro
         }
         let measure = Measure::Collective { kind, ranks: among, across_nodes: false };
         let bytes = size.whole(row, 1)? as f64 * element;
-        samples.add(measure, &[bytes], latency.number(row)? * MS, latency.place(row))?;
+        samples.add(measure, &[bytes], latency.nanos(row, MS)?, latency.place(row))?;
     }
     samples.build(columns.file(), "collectives")
 }

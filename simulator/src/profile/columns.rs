@@ -13,6 +13,9 @@ pub const MAX_ROWS: usize = 1 << 20;
 /// The most columns that a profile file may have.
 pub const MAX_COLUMNS: usize = 256;
 
+/// No duration of a profile is as long, in nanoseconds: eleven days.
+const LONGEST_NANOS: f64 = 1e15;
+
 /// A file as columns of text or numbers. Memory is bounded by [`MAX_BYTES`] of text, or by
 /// [`MAX_ROWS`] and [`MAX_COLUMNS`].
 #[derive(Clone, Debug)]
@@ -222,6 +225,16 @@ impl<'a> ColumnView<'a> {
     /// If there is no finite number.
     pub fn number(&self, row: usize) -> Result<f64, ProfileError> {
         self.optional(row)?.ok_or_else(|| self.refuse(row, "a finite number"))
+    }
+
+    /// The time of row `row` in nanoseconds, of a column that counts units of `unit` nanoseconds.
+    ///
+    /// # Errors
+    /// If there is no number above zero, or more than [`LONGEST_NANOS`].
+    pub(super) fn nanos(&self, row: usize, unit: f64) -> Result<f64, ProfileError> {
+        let nanos = self.number(row).ok().map(|time| time * unit);
+        let nanos = nanos.filter(|nanos| *nanos > 0.0 && *nanos < LONGEST_NANOS);
+        nanos.ok_or_else(|| self.refuse(row, format!("a time above zero and below {:e}", LONGEST_NANOS / unit)))
     }
 
     /// The whole number of row `row`, at least `least` and at most 2^48.

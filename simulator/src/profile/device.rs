@@ -9,7 +9,7 @@ use slicescheduler_gmg::dtype::DType;
 
 use super::axis::Axis;
 use super::error::{Place, ProfileError};
-use super::plausible::Limits;
+use super::plausible::{CYCLES_NANOS, KERNEL_NANOS, Limits};
 use super::table::{Table, TableBuilder};
 
 /// How the scales of eight-bit weights are laid out, which decides about the kernel.
@@ -195,12 +195,31 @@ pub(super) struct Samples<'a> {
     device: &'a DeviceSpec,
     builders: BTreeMap<Measure, TableBuilder>,
     limits: BTreeMap<Measure, Limits>,
+    shortest: f64,
     last: Option<Place>,
 }
 
 impl<'a> Samples<'a> {
+    /// Samples of a GPU.
     pub(super) fn new(device: &'a DeviceSpec) -> Self {
-        Self { device, builders: BTreeMap::new(), limits: BTreeMap::new(), last: None }
+        Self { device, builders: BTreeMap::new(), limits: BTreeMap::new(), shortest: KERNEL_NANOS, last: None }
+    }
+
+    /// Samples of a device of any kind, whose operators may be a few cycles long.
+    pub(super) fn of_any(device: &'a DeviceSpec) -> Self {
+        Self { shortest: CYCLES_NANOS, ..Self::new(device) }
+    }
+
+    /// Refuses a sample that took no longer than `nanos`, which is too short to be told from zero, if it cannot be
+    /// true; it is in no table.
+    pub(super) fn leave_out(
+        &self,
+        measure: &Measure,
+        point: &[f64],
+        nanos: f64,
+        place: &Place,
+    ) -> Result<(), ProfileError> {
+        Limits::new(self.shortest).check(measure, point, nanos, self.device, place)
     }
 
     /// Adds a sample, unless it cannot be true.
@@ -211,13 +230,13 @@ impl<'a> Samples<'a> {
         nanos: f64,
         place: Place,
     ) -> Result<(), ProfileError> {
-        let limits = self.limits.entry(measure.clone()).or_default();
+        let limits = self.limits.entry(measure.clone()).or_insert(Limits::new(self.shortest));
         limits.check(&measure, point, nanos, self.device, &place)?;
         let builder = self.builders.entry(measure).or_insert_with_key(|measure| Table::builder(measure.axes()));
-        builder.sample(point, nanos).map_err(|error| ProfileError::Value {
-            found: format!("{nanos} ns at {point:?}"),
-            expected: error.to_string(),
-            place: place.clone(),
+        builder.sample(point, nanos).map_err(|error| ProfileError::Malformed {
+            file: Arc::clone(&place.file),
+            row: place.row,
+            what: error.to_string(),
         })?;
         self.last = Some(place);
         Ok(())

@@ -22,6 +22,16 @@ impl fmt::Display for Place {
     }
 }
 
+/// A number in as few digits as it needs: with an exponent where there would be many zeros.
+struct Short(f64);
+
+impl fmt::Display for Short {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(number) = self;
+        if (1e-3..1e16).contains(&number.abs()) { write!(f, "{number}") } else { write!(f, "{number:e}") }
+    }
+}
+
 /// Why a profile file is refused. Every message says what would be right.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -77,7 +87,7 @@ pub enum ProfileError {
         expected: String,
     },
     /// A duration that the device cannot have.
-    #[error("{place}: {nanos} ns {found}: expected {expected}; is the unit right, and the device?")]
+    #[error("{place}: {nanos} ns {found}: expected {expected}; is the unit right, and the device?", nanos = Short(*nanos))]
     Implausible {
         /// Where.
         place: Place,

@@ -13,7 +13,8 @@
 //!
 //! All but the last have the time in `time_us`; `skew.csv` has `t_mean_us` and `t_skew_us`, summed over the
 //! iterations of the measurement. Other columns are ignored. A time that is not above zero, a number that
-//! is none, or a column that is missing is an error that names file, line and column. Files for
+//! is none, or a column that is missing is an error that names file, line and column; so is a time that the
+//! device cannot have, of a model and a device that are known ([`Yardstick`]). Files for
 //! kernels that this reader does not know (`linear_attention.csv`, `mtp.csv`) are refused rather than left out of
 //! the sum.
 //!
@@ -21,6 +22,7 @@
 
 mod attention;
 mod experts;
+mod judge;
 mod skew;
 mod step;
 
@@ -34,6 +36,8 @@ use super::columns::{self, ColumnView};
 use super::{Axis, Columns, ProfileError, Table, TableError};
 pub use attention::{AttentionTables, Load};
 pub use experts::ExpertTable;
+use judge::Judge;
+pub use judge::{LayerShape, Yardstick};
 pub use skew::{Lag, SkewTable};
 pub use step::{Block, Exchange, Step, StepModel, StepParts};
 
@@ -55,15 +59,17 @@ pub struct ProfileMeta {
     /// The engine that was measured.
     #[serde(default)]
     pub vllm_version: String,
+    /// The types of its weights and its KV cache, such as `bf16`.
     #[serde(default)]
-    skew_profile: Option<Switch>,
-    #[serde(default)]
-    skew_fit: Option<Switch>,
+    pub variant: String,
+    /// The degrees of tensor parallelism that were measured.
+    pub tp_degrees: Vec<u32>,
+    skew_profile: Switch,
+    skew_fit: Switch,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 struct Switch {
-    #[serde(default)]
     enabled: bool,
 }
 
@@ -71,13 +77,17 @@ impl ProfileMeta {
     /// Reads `meta.yaml` of a profile's folder.
     ///
     /// # Errors
-    /// If it cannot be read or describes no profile.
+    /// If it cannot be read or describes no profile: `gpu`, `model`, `tp_degrees`, `skew_profile` and `skew_fit` must be
+    /// there, the last two with `enabled`.
     pub fn read(folder: &Path) -> Result<Self, ProfileError> {
         let (file, bytes) = columns::read(&folder.join("meta.yaml"))?;
         serde_norway::from_slice(&bytes).map_err(|error| ProfileError::Malformed {
             file,
             row: error.location().map_or(0, |location| location.line()),
-            what: format!("{error}; expected the meta.yaml of a profile, with gpu and model"),
+            what: format!(
+                "{error}; expected the whole meta.yaml of a profile, with gpu, model, tp_degrees, skew_profile.enabled \
+                 and skew_fit.enabled"
+            ),
         })
     }
 
@@ -85,8 +95,7 @@ impl ProfileMeta {
     /// them may lie beside it all the same, from another session or another version; the format's own rule
     /// is that they do not count then.
     pub fn has_skew(&self) -> bool {
-        let switches: Vec<_> = [&self.skew_profile, &self.skew_fit].into_iter().flatten().collect();
-        switches.is_empty() || switches.iter().any(|switch| switch.enabled)
+        self.skew_profile.enabled || self.skew_fit.enabled
     }
 }
 
@@ -111,29 +120,43 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Reads the profile in `folder` at degree `tp`.
+    /// Reads the profile in `folder` at degree `tp`, of a device or a model that is not known.
     ///
     /// # Errors
     /// If a file is missing or not as described, or there are kernels of a kind that is not known.
     pub fn read(folder: &Path, tp: u32) -> Result<Self, ProfileError> {
+        Self::read_judged(folder, tp, None)
+    }
+
+    /// As [`read`](Self::read), with every time held against what the device can do.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); also if a time is faster than the device's peaks, or slower by far.
+    pub fn read_judged(folder: &Path, tp: u32, yardstick: Option<&Yardstick>) -> Result<Self, ProfileError> {
         let meta = ProfileMeta::read(folder)?;
+        if !meta.tp_degrees.contains(&tp) {
+            let file = folder.join("meta.yaml").display().to_string().into();
+            let what = format!("tp_degrees {:?}: expected {tp} among them", meta.tp_degrees);
+            return Err(ProfileError::Malformed { file, row: 0, what });
+        }
+        let judge = &Judge::new(yardstick, tp, &meta.variant);
         let folder = folder.join(format!("tp{tp}"));
         if let Some(file) = UNKNOWN_KERNELS.iter().map(|name| folder.join(name)).find(|file| file.exists()) {
             return Err(ProfileError::Unsupported { file: file.display().to_string().into() });
         }
-        let attention = AttentionTables::read(&folder.join("attention.csv"))?;
+        let attention = AttentionTables::read(&folder.join("attention.csv"), judge)?;
         let skew_file = folder.join("skew.csv");
         let skew = match meta.has_skew() && skew_file.exists() {
-            true => Some(SkewTable::read(&skew_file, &attention)?),
+            true => Some(SkewTable::read(&skew_file, &attention, judge)?),
             false => None,
         };
         let moe_file = folder.join("moe.csv");
-        let experts = if moe_file.exists() { Some(ExpertTable::read(&moe_file)?) } else { None };
+        let experts = if moe_file.exists() { Some(ExpertTable::read(&moe_file, judge)?) } else { None };
         Ok(Self {
             meta,
             tp,
-            dense: by_layer(&folder.join("dense.csv"), "tokens")?,
-            per_sequence: by_layer(&folder.join("per_sequence.csv"), "sequences")?,
+            dense: by_layer(&folder.join("dense.csv"), "tokens", judge)?,
+            per_sequence: by_layer(&folder.join("per_sequence.csv"), "sequences", judge)?,
             attention,
             experts,
             skew,
@@ -148,13 +171,14 @@ impl Profile {
 }
 
 /// One table per value of the column `layer`, over the column `axis`.
-fn by_layer(file: &Path, axis: &'static str) -> Result<BTreeMap<String, Table>, ProfileError> {
+fn by_layer(file: &Path, axis: &'static str, judge: &Judge<'_>) -> Result<BTreeMap<String, Table>, ProfileError> {
     let columns = Columns::read_csv(file)?;
     let (layer, at, time) = (columns.column("layer")?, columns.column(axis)?, columns.column("time_us")?);
     let mut builders = BTreeMap::new();
     for row in 0..columns.rows() {
         let (point, nanos) = (number(at, row)?, nanos(time, row)?);
         let name = layer.text(row)?.to_owned();
+        judge.operator(&name, point, nanos, &time.place(row))?;
         let builder = builders.entry(name).or_insert_with(|| Table::builder([Axis::linear(axis)]));
         builder.sample(&[point], nanos).map_err(|source| refuse(&columns, "a row", source))?;
     }
@@ -174,10 +198,9 @@ fn number(column: ColumnView<'_>, row: usize) -> Result<f64, ProfileError> {
     number.ok_or_else(|| column.refuse(row, "a number from 0 to 2^32"))
 }
 
-/// A time above zero, in nanoseconds.
+/// A time of microseconds above zero, in nanoseconds.
 fn nanos(column: ColumnView<'_>, row: usize) -> Result<f64, ProfileError> {
-    let us = column.number(row).ok().filter(|us| *us > 0.0 && *us < 1e12);
-    us.map(|us| us * 1e3).ok_or_else(|| column.refuse(row, "a time in microseconds above 0"))
+    column.nanos(row, 1e3)
 }
 
 fn refuse(columns: &Columns, table: &str, source: TableError) -> ProfileError {

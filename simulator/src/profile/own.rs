@@ -254,7 +254,7 @@ fn collect(
     for axis in axes {
         coordinates.push(columns.column(axis)?);
     }
-    let mut samples = Samples::new(device);
+    let mut samples = Samples::of_any(device);
     let mut point = vec![0.0; axes.len()];
     for row in 0..columns.rows() {
         if name.text(row)? != device.name {
@@ -266,11 +266,8 @@ fn collect(
                 return Err(column.refuse(row, "a number that is not negative"));
             }
         }
-        let duration = time.number(row)?;
-        if duration <= 0.0 {
-            return Err(time.refuse(row, "a time above zero"));
-        }
-        samples.add(measure(row)?, &point, duration * unit, time.place(row))?;
+        let nanos = time.nanos(row, unit)?;
+        samples.add(measure(row)?, &point, nanos, time.place(row))?;
     }
     samples.build(columns.file(), "measured operators")
 }

@@ -10,6 +10,9 @@ use super::columns::Columns;
 use super::device::{DeviceProfile, Measure, Samples};
 use super::error::ProfileError;
 
+/// Nanoseconds of a millisecond.
+const MS: f64 = 1e6;
+
 /// Reads all measurements of `path`, by the name that the file has for the hardware, such as
 /// `h100-80gb`. `device` says what that hardware is; names for which it has no answer are left
 /// out.
@@ -52,9 +55,8 @@ pub fn profiles(
         let (batch, prompt) = (f64::from(batch.count(row)?), f64::from(prompt_size.count(row)?));
         let context = prompt + f64::from(token_size.count(row)?) * 0.5;
         for (time, prompt, length) in [(&prompt_time, true, prompt), (&token_time, false, context)] {
-            let ms = time.number(row)?;
             let measure = Measure::Iteration { model: Arc::clone(&model), tensor_parallel, prompt };
-            samples.add(measure, &[batch, length], ms * 1e6, time.place(row))?;
+            samples.add(measure, &[batch, length], time.nanos(row, MS)?, time.place(row))?;
         }
     }
     let build = |(name, samples): (&str, Samples<'_>)| {

@@ -14,12 +14,15 @@ use super::error::ProfileError;
 
 /// Nanoseconds of a millisecond.
 const MS: f64 = 1e6;
+/// What the profiler's clock rounds to, in nanoseconds.
+const CLOCK: f64 = 1e3;
 
 /// Reads a profile of the operators of one layer: `mlp.csv`.
 ///
 /// The four products become [`Measure::MatMul`] in half precision; norms, activations and the
 /// like become [`Measure::Elementwise`] by their memory traffic. A column that is missing is an
-/// error; a row of zero milliseconds, too short for the profiler's clock, is left out.
+/// error; a row of zero milliseconds, too short for the profiler's clock, is left out, or refused if the
+/// device cannot do it within a microsecond.
 ///
 /// # Errors
 /// As [`ProfileError`] says.
@@ -181,9 +184,8 @@ fn add(
     measure: Measure,
     point: &[f64],
 ) -> Result<(), ProfileError> {
-    match time.number(row)? {
-        0.0 => Ok(()),
-        ms if ms > 0.0 => samples.add(measure, point, ms * MS, time.place(row)),
-        _ => Err(time.refuse(row, "milliseconds, at least 0")),
+    match time.number(row) {
+        Ok(0.0) => samples.leave_out(&measure, point, CLOCK, &time.place(row)),
+        _ => samples.add(measure, point, time.nanos(row, MS)?, time.place(row)),
     }
 }

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{FidelityError, ModelShape, Run};
+use super::{DeviceFacts, FidelityError, ModelShape, Run};
 use crate::simulator::profile::ProfileError;
-use crate::simulator::profile::llmservingsim::{Profile, ProfileMeta};
+use crate::simulator::profile::llmservingsim::{Profile, ProfileMeta, Yardstick};
 
 /// How deep folders are searched.
 const DEPTH: u32 = 6;
@@ -21,11 +21,12 @@ pub struct Case {
 }
 
 impl Case {
-    /// The run in `run` with the profile in `profile`. The model's shape is that of `shape`, else that of a
+    /// The run in `run` with the profile in `profile`, whose times are held against what its device can do, if that
+    /// is known. The model's shape is that of `shape`, else that of a
     /// `model_config.json` in either folder, else the published one.
     ///
     /// # Errors
-    /// If a file cannot be read or understood, or the shape of the model is not known.
+    /// If a file cannot be read or understood, a time contradicts the device, or the shape of the model is not known.
     pub fn read(run: Run, profile: &Path, shape: Option<&Path>) -> Result<Self, FidelityError> {
         let beside = [&run.folder, profile].map(|folder| folder.join("model_config.json"));
         let given = shape.map(Path::to_path_buf).or_else(|| beside.into_iter().find(|file| file.exists()));
@@ -35,7 +36,9 @@ impl Case {
                 ModelShape::of(&run.model).ok_or_else(|| FidelityError::UnknownModel { model: run.model.clone() })?
             }
         };
-        let profile = Profile::read(profile, run.parallel().tensor)?;
+        let device = DeviceFacts::of(&ProfileMeta::read(profile)?.gpu).and_then(|facts| facts.peaks());
+        let yardstick = device.map(|device| Yardstick { device, layer: shape.layer() });
+        let profile = Profile::read_judged(profile, run.parallel().tensor, yardstick.as_ref())?;
         Ok(Self { run, profile, shape })
     }
 }

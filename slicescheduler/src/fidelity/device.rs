@@ -1,6 +1,8 @@
 //! Published facts of devices, and what exchange between them takes.
 
 use super::{FidelityError, Run};
+use crate::gmg::cluster::DeviceSpec;
+use crate::gmg::units::{Bandwidth, Bytes, FlopRate};
 
 /// What is known of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +55,33 @@ impl DeviceFacts {
         };
         KNOWN.iter().find(is_named).copied()
     }
+
+    /// What the device can do: where several are called so, the fastest of them. Nothing is faster.
+    pub fn peaks(&self) -> Option<DeviceSpec> {
+        Some(match self.name {
+            "RTX 4090" => DeviceSpec::rtx_4090(),
+            // NVIDIA RTX Blackwell PRO architecture paper, dense rates with FP32 accumulation, Workstation Edition.
+            "RTX PRO 6000 Blackwell" => {
+                let (memory, bandwidth) = (Bytes(self.memory), Bandwidth::gb_per_s(1792));
+                let mut spec = DeviceSpec::custom(self.name, memory, bandwidth, FlopRate::tflops(504));
+                spec.f32_rate = FlopRate::tflops(126);
+                spec.f8_rate = FlopRate::tflops(1008);
+                spec.l2 = Bytes::mib(128);
+                spec
+            }
+            // The NVL variant has the faster memory: NVIDIA's data sheet.
+            "H100" => {
+                let mut spec = DeviceSpec::h100_sxm();
+                spec.bandwidth = Bandwidth::gb_per_s(3938);
+                spec
+            }
+            "H200" => DeviceSpec::h200_sxm(),
+            "B200" => DeviceSpec::b200(),
+            "A100" => DeviceSpec::a100_sxm_80(),
+            "L4" => DeviceSpec::l4(),
+            _ => return None,
+        })
+    }
 }
 
 /// Times of exchange between devices.
@@ -97,5 +126,15 @@ mod tests {
         assert_eq!(multiprocessors("NVIDIA H100 80GB HBM3"), Some(132));
         assert_eq!(multiprocessors("NVIDIA A100-SXM4-80GB"), Some(108));
         assert_eq!(multiprocessors("NVIDIA L40S"), None);
+    }
+
+    #[test]
+    fn every_known_device_has_peaks() {
+        for facts in KNOWN {
+            let spec = facts.peaks().unwrap();
+            assert_eq!(spec.name.split(' ').next(), facts.name.split(' ').next());
+            let (stated, known) = (spec.memory.get() as f64, facts.memory as f64);
+            assert!((stated / known - 1.0).abs() < 0.1, "{}: {stated} {known}", facts.name);
+        }
     }
 }

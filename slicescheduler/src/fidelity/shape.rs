@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::FidelityError;
+use crate::simulator::profile::llmservingsim::LayerShape;
 
 /// Experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +119,13 @@ impl ModelShape {
                 .filter(|&count| count > 0)
                 .map(|count| Experts { count, per_token: config.num_experts_per_tok.unwrap_or(1) }),
         })
+    }
+
+    /// What one of its layers computes.
+    pub fn layer(&self) -> LayerShape {
+        let Self { hidden, heads, kv_heads, head_dim, intermediate, vocabulary, .. } = *self;
+        let has_experts = self.experts.is_some();
+        LayerShape { hidden, heads, kv_heads, head_dim, intermediate, has_experts, vocabulary }
     }
 
     /// Bytes of the weights of one of `ranks` tensor-parallel ranks, at `bytes` per weight. Experts are spread over

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{nanos, number, refuse};
+use super::{Judge, nanos, number, refuse};
 use crate::profile::{Axis, Columns, ProfileError, Reading, Table};
 
 /// What the attention of an iteration computes.
@@ -30,7 +30,7 @@ pub struct AttentionTables {
 }
 
 impl AttentionTables {
-    pub(super) fn read(file: &Path) -> Result<Self, ProfileError> {
+    pub(super) fn read(file: &Path, judge: &Judge<'_>) -> Result<Self, ProfileError> {
         let columns = Columns::read_csv(file)?;
         let names = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode"];
         let [chunk, behind, decodes, length] = names.map(|name| columns.column(name));
@@ -46,6 +46,7 @@ impl AttentionTables {
                 *value = number(column, row)?;
             }
             let nanos = nanos(time, row)?;
+            judge.attention(point, nanos, &time.place(row))?;
             let [chunk, behind, decodes, length] = point;
             let sampled = match (chunk > 0.0, decodes > 0.0) {
                 (true, false) => prefill.sample(&[chunk, behind], nanos),

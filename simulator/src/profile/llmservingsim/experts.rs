@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{nanos, number, refuse};
+use super::{Judge, nanos, number, refuse};
 use crate::profile::{Axis, Columns, ProfileError, Reading, Table, TableError};
 
 /// Times of a block of experts on one rank, by tokens that reach it and experts that they activate there.
@@ -13,7 +13,7 @@ pub struct ExpertTable {
 }
 
 impl ExpertTable {
-    pub(super) fn read(file: &Path) -> Result<Self, ProfileError> {
+    pub(super) fn read(file: &Path, judge: &Judge<'_>) -> Result<Self, ProfileError> {
         let columns = Columns::read_csv(file)?;
         let (tokens, activated) = (columns.column("tokens")?, columns.column("activated_experts")?);
         let time = columns.column("time_us")?;
@@ -23,6 +23,7 @@ impl ExpertTable {
             let degree = degree.map_or(Ok(1), |column| column.count(row))?;
             let point = [number(tokens, row)?, number(activated, row)?];
             let nanos = nanos(time, row)?;
+            judge.experts(point[1], nanos, &time.place(row))?;
             let axes = || [Axis::linear("tokens"), Axis::linear("activated_experts")];
             let builder = builders.entry(degree).or_insert_with(|| Table::builder(axes()));
             builder.sample(&point, nanos).map_err(|source| refuse(&columns, "a row", source))?;

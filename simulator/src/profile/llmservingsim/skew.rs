@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{AttentionTables, Load, nanos, number, refuse};
+use super::{AttentionTables, Judge, Load, nanos, number, refuse};
 use crate::profile::{Columns, ProfileError, TableError};
 
 /// Chunks beside decodes up to which lags are taken together: none, small, middle; larger ones are the last class.
@@ -90,7 +90,7 @@ struct Case {
 }
 
 impl SkewTable {
-    pub(super) fn read(file: &Path, attention: &AttentionTables) -> Result<Self, ProfileError> {
+    pub(super) fn read(file: &Path, attention: &AttentionTables, judge: &Judge<'_>) -> Result<Self, ProfileError> {
         let columns = Columns::read_csv(file)?;
         let column = |name| columns.column(name);
         let (n, nb, pc, kp) = (column("n")?, column("nb")?, column("pc")?, column("kp")?);
@@ -111,6 +111,9 @@ impl SkewTable {
                 mean: nanos(t_mean, row)?,
                 skewed: nanos(t_skew, row)?,
             };
+            for (time, nanos) in [(t_mean, case.mean), (t_skew, case.skewed)] {
+                judge.attention([load.chunk, load.behind, decodes, load.length], nanos, &time.place(row))?;
+            }
             let few_are_long = few > 0.0 && (few * 8.0 <= decodes || few <= 1.0 && decodes >= 2.0);
             if few_are_long && short >= SHORTEST && long > short {
                 cases.push(case);
