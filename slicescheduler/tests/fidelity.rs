@@ -83,6 +83,86 @@ fn shared_beginnings_and_unequal_lengths_matter() {
     assert!(mean(&without) > mean(&with) + 0.5, "{} {}", mean(&without), mean(&with));
 }
 
+/// The run on an RTX 4090 in a folder of its own, with `file` as `change` makes it of its lines.
+fn changed_run(data: &Path, name: &str, file: &str, change: impl Fn(&mut Vec<String>)) -> Result<Run, String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("changed-runs").join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["meta.json", "config.json", "requests.jsonl", "timeseries.csv"] {
+        let text = std::fs::read_to_string(data.join("vllm-runs/RTX4090-Llama-3.1-8B").join(name)).unwrap();
+        let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        if name == file {
+            change(&mut lines);
+        }
+        std::fs::write(folder.join(name), lines.join("\n")).unwrap();
+    }
+    Run::read(&folder).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_run_that_contradicts_itself_is_refused_with_its_line() {
+    let Some(data) = data() else { return };
+    assert_eq!(changed_run(&data, "same", "", |_| ()).unwrap().requests.len(), 300);
+    let requests = |name, change: fn(&mut Vec<String>)| changed_run(&data, name, "requests.jsonl", change).unwrap_err();
+    let error = requests("copied", |lines| (0..50).for_each(|_| lines.push(lines[7].clone())));
+    assert!(
+        error.contains("requests.jsonl, line 301: request_id ") && error.contains("on line 8: expected"),
+        "{error}"
+    );
+    let error = requests("twice", |lines| lines[20] = lines[19].clone());
+    assert!(error.contains("requests.jsonl, line 21: ") && error.contains("on line 20: expected"), "{error}");
+    let error = requests("fewer", |lines| drop(lines.remove(7)));
+    assert!(error.ends_with("line 299: 299 requests end here: expected 300, num_requests of meta.json"), "{error}");
+    let error = requests("broken", |lines| lines[218] = "{\"request_id\": 3}".into());
+    assert!(error.contains("requests.jsonl, line 219, column 16: invalid type"), "{error}");
+    assert!(!error.contains("line 1"), "{error}");
+    let loads = |name, change: fn(&mut Vec<String>)| changed_run(&data, name, "timeseries.csv", change).unwrap_err();
+    let error = loads("short", |lines| lines[101] = "1,2".into());
+    assert!(error.contains("timeseries.csv, line 102: 2 cells: expected "), "{error}");
+    let error = loads("word", |lines| lines[101] = lines[101].replacen(|_| true, "x", 1));
+    assert!(error.ends_with("timeseries.csv, line 102: cell 1: invalid float literal"), "{error}");
+    let error = loads("back", |lines| lines[101] = lines[100].clone());
+    assert!(error.contains("timeseries.csv, line 102: t = ") && error.ends_with("expected a later time"), "{error}");
+}
+
+#[test]
+fn prompts_that_are_there_twice_are_refused() {
+    let Some(data) = data() else { return };
+    let mut run = Run::read(&data.join("vllm-runs/RTX4090-Llama-3.1-8B")).unwrap();
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("twice.prefix-blocks.jsonl");
+    let line = format!("{{\"request_id\": \"{}\", \"input_toks\": 3, \"block_hashes\": []}}\n", run.requests[0].id);
+    std::fs::write(&file, line.repeat(2)).unwrap();
+    let error = run.read_prefixes(&file).unwrap_err().to_string();
+    assert!(
+        error.contains("jsonl, line 2: request_id ") && error.contains("on line 1: expected every request once"),
+        "{error}"
+    );
+}
+
+/// Weights of 235 MB are read in a nanosecond, or in two and a half hours.
+#[test]
+fn a_profile_that_contradicts_its_device_predicts_nothing() {
+    let Some(data) = data() else { return };
+    let source = data.join("profiles/llmservingsim/RTXPRO6000/Llama-3.1-8B");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("changed-profile");
+    std::fs::create_dir_all(folder.join("tp1")).unwrap();
+    for file in ["meta.yaml", "tp1/dense.csv", "tp1/per_sequence.csv", "tp1/attention.csv", "tp1/skew.csv"] {
+        std::fs::copy(source.join(file), folder.join(file)).unwrap();
+    }
+    let text = std::fs::read_to_string(source.join("tp1/dense.csv")).unwrap();
+    for (us, expected) in
+        [("0.001", "1 ns from start to end"), ("20", "its memory traffic"), ("9e9", "expected at most 1000 times")]
+    {
+        let changed = text.lines().map(|line| match line.starts_with("gate_up_proj,1,") {
+            true => format!("gate_up_proj,1,{us}\n"),
+            false => format!("{line}\n"),
+        });
+        std::fs::write(folder.join("tp1/dense.csv"), changed.collect::<String>()).unwrap();
+        let run = Run::read(&data.join("vllm-runs/RTXPRO6000-Llama-3.1-8B")).unwrap();
+        let error = Case::read(run, &folder, None).unwrap_err().to_string();
+        assert!(error.contains("dense.csv, row ") && error.contains(expected), "{error}");
+    }
+}
+
 const LIMITS: EngineLimits = EngineLimits { blocks: 100, has_prefix_cache: true, host: Nanos::ZERO, ranks: 1 };
 
 fn request(arrival: Nanos, prompt: u32, output: u32) -> EngineRequest {

@@ -11,6 +11,7 @@
 //! `block_hashes`, one chained 64-bit hash (hexadecimal) per 16 tokens, gzipped or not.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -104,6 +105,8 @@ impl Parallel {
 #[derive(Clone, Debug, Deserialize)]
 struct Meta {
     model: String,
+    #[serde(default)]
+    num_requests: Option<usize>,
     #[serde(default)]
     engine_kwargs: EngineArguments,
     #[serde(default)]
@@ -224,7 +227,8 @@ impl Run {
     /// Reads the run in `folder`.
     ///
     /// # Errors
-    /// If a file is missing or not as described, or a request's times are out of order.
+    /// If a file is missing or not as described, a request's times are out of order, a request is there twice, or there
+    /// are other than `num_requests` of them.
     pub fn read(folder: &Path) -> Result<Self, FidelityError> {
         let meta: Meta = whole(&folder.join("meta.json"))?;
         let config_file = folder.join("config.json");
@@ -237,7 +241,7 @@ impl Run {
             folder: folder.into(),
             model: meta.model.clone(),
             device,
-            requests: requests(&folder.join("requests.jsonl"))?,
+            requests: requests(&folder.join("requests.jsonl"), meta.num_requests)?,
             loads: if loads.exists() { load_lines(&loads)? } else { Vec::new() },
             meta,
             config,
@@ -247,10 +251,10 @@ impl Run {
     /// Takes the hashes of the prompts' blocks from `file`.
     ///
     /// # Errors
-    /// If the file is not as described, or holds other prompts than the run: another length of a prompt, or none
-    /// of its requests.
+    /// If the file is not as described, a request is there twice, or it holds other prompts than the run: another length
+    /// of a prompt, or none of its requests.
     pub fn read_prefixes(&mut self, file: &Path) -> Result<(), FidelityError> {
-        let mut hashes = HashMap::new();
+        let mut hashes: HashMap<String, (u64, u32, Arc<[u64]>)> = HashMap::new();
         let raw = File::open(file).map_err(|source| FidelityError::Io { file: file.into(), source })?;
         let gzipped = file.extension().is_some_and(|extension| extension == "gz");
         let reader: Box<dyn Read> = if gzipped { Box::new(flate2::read::GzDecoder::new(raw)) } else { Box::new(raw) };
@@ -266,8 +270,13 @@ impl Run {
                 let what = format!("{} hashes for {} tokens: expected one per 16", blocks.len(), parsed.input_toks);
                 return Err(FidelityError::Record { file: file.into(), line, what });
             }
-            hashes.insert(parsed.request_id, (line, parsed.input_toks, Arc::<[u64]>::from(blocks)));
-            Ok(())
+            match hashes.entry(parsed.request_id) {
+                Entry::Occupied(known) => Err(again(file, line, known.key(), known.get().0)),
+                Entry::Vacant(free) => {
+                    free.insert((line, parsed.input_toks, Arc::<[u64]>::from(blocks)));
+                    Ok(())
+                }
+            }
         })?;
         let mut found = 0;
         for request in &mut self.requests {
@@ -372,7 +381,14 @@ pub fn hashes_of_blocks(hashes: &Arc<[u64]>, block_tokens: u32) -> Option<Arc<[u
     Some(hashes.chunks_exact(each as usize).filter_map(|block| block.last().copied()).collect())
 }
 
-fn requests(file: &Path) -> Result<Vec<RunRequest>, FidelityError> {
+/// A request that is in a file more than once.
+fn again(file: &Path, line: u64, request: &str, first: u64) -> FidelityError {
+    let what = format!("request_id {request} again, which is on line {first}: expected every request once");
+    FidelityError::Record { file: file.into(), line, what }
+}
+
+/// The requests in `file`; `expected` is how many there should be, if the run says.
+fn requests(file: &Path, expected: Option<usize>) -> Result<Vec<RunRequest>, FidelityError> {
     let mut lines: Vec<(u64, RequestLine)> = Vec::new();
     let opened = File::open(file).map_err(|source| FidelityError::Io { file: file.into(), source })?;
     for_each_line(file, opened, |line, bytes| {
@@ -383,7 +399,11 @@ fn requests(file: &Path) -> Result<Vec<RunRequest>, FidelityError> {
     if lines.is_empty() {
         return Err(wrong(1, "no requests: expected one JSON object per line".into()));
     }
+    let mut first = HashMap::new();
     for (line, request) in &lines {
+        if let Some(known) = first.insert(request.request_id.as_str(), *line) {
+            return Err(again(file, *line, &request.request_id, known));
+        }
         let RequestLine { arrival_time, queued_ts, scheduled_ts, first_token_ts, last_token_ts, .. } = *request;
         let ordered = queued_ts <= scheduled_ts && scheduled_ts <= first_token_ts && first_token_ts <= last_token_ts;
         if !(ordered && arrival_time.is_finite() && queued_ts.is_finite() && last_token_ts.is_finite()) {
@@ -393,6 +413,10 @@ fn requests(file: &Path) -> Result<Vec<RunRequest>, FidelityError> {
         if request.input_toks == 0 || request.output_toks == 0 {
             return Err(wrong(*line, format!("{} has no tokens: expected at least 1 and 1", request.request_id)));
         }
+    }
+    if let Some(expected) = expected.filter(|expected| *expected != lines.len()) {
+        let what = format!("{} requests end here: expected {expected}, num_requests of meta.json", lines.len());
+        return Err(wrong(lines.last().map_or(1, |(line, _)| *line), what));
     }
     // The wall clock of arrivals and the engine's clock differ by an unknown constant. A request cannot be queued
     // before it arrives, and some are queued at once, so the least difference is the constant.
@@ -424,10 +448,37 @@ fn requests(file: &Path) -> Result<Vec<RunRequest>, FidelityError> {
 
 fn load_lines(file: &Path) -> Result<Vec<Load>, FidelityError> {
     let record = |line, what: String| FidelityError::Record { file: file.into(), line, what };
-    let mut reader = csv::Reader::from_path(file).map_err(|error| record(1, error.to_string()))?;
-    let mut loads = Vec::new();
-    for (line, row) in (2..).zip(reader.deserialize::<LoadLine>()) {
-        let row = row.map_err(|error| record(line, error.to_string()))?;
+    let opened = File::open(file).map_err(|source| FidelityError::Io { file: file.into(), source })?;
+    let malformed = |error: csv::Error| {
+        let line = error.position().map_or(1, csv::Position::line);
+        let what = match error.into_kind() {
+            csv::ErrorKind::Io(source) => return FidelityError::Io { file: file.into(), source },
+            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                format!("{len} cells: expected {expected_len}, as in the first line")
+            }
+            csv::ErrorKind::Deserialize { err, .. } => match err.field() {
+                Some(field) => format!("cell {}: {}", field + 1, err.kind()),
+                None => err.to_string(),
+            },
+            csv::ErrorKind::Utf8 { .. } => "not UTF-8: expected text".into(),
+            _ => "not CSV: expected t, running, waiting and kv_cache_pct".into(),
+        };
+        record(line, what)
+    };
+    let mut reader = csv::Reader::from_reader(opened);
+    let headers = reader.headers().map_err(malformed)?.clone();
+    let mut raw = csv::StringRecord::new();
+    let mut loads: Vec<Load> = Vec::new();
+    while reader.read_record(&mut raw).map_err(malformed)? {
+        let row: LoadLine = raw.deserialize(Some(&headers)).map_err(malformed)?;
+        let line = raw.position().map_or(1, csv::Position::line);
+        let numbers = [row.t, row.running, row.waiting, row.kv_cache_pct];
+        if !numbers.iter().all(|number| number.is_finite() && *number >= 0.0) {
+            return Err(record(line, format!("{numbers:?}: expected numbers that are not negative")));
+        }
+        if let Some(before) = loads.last().filter(|before| before.at >= row.t) {
+            return Err(record(line, format!("t = {} after {}: expected a later time", row.t, before.at)));
+        }
         loads.push(Load { at: row.t, running: row.running, waiting: row.waiting, kv: row.kv_cache_pct });
     }
     Ok(loads)
