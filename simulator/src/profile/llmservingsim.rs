@@ -81,13 +81,17 @@ impl ProfileMeta {
     /// there, the last two with `enabled`.
     pub fn read(folder: &Path) -> Result<Self, ProfileError> {
         let (file, bytes) = columns::read(&folder.join("meta.yaml"))?;
-        serde_norway::from_slice(&bytes).map_err(|error| ProfileError::Malformed {
-            file,
-            row: error.location().map_or(0, |location| location.line()),
-            what: format!(
-                "{error}; expected the whole meta.yaml of a profile, with gpu, model, tp_degrees, skew_profile.enabled \
-                 and skew_fit.enabled"
-            ),
+        serde_norway::from_slice(&bytes).map_err(|error| {
+            let (row, column) = error.location().map_or((0, 0), |place| (place.line(), place.column()));
+            let what = error.to_string().replacen(&format!(" at line {row} column {column}"), "", 1);
+            ProfileError::Malformed {
+                file,
+                row,
+                what: format!(
+                    "{what}; expected the whole meta.yaml of a profile, with gpu, model, tp_degrees, skew_profile.enabled \
+                     and skew_fit.enabled"
+                ),
+            }
         })
     }
 
