@@ -97,9 +97,13 @@ pub fn print_and_write(area: &str, targets: &[Target]) -> io::Result<()> {
         println!("{target}");
     }
     let folder = target_folder().join("targets");
-    std::fs::create_dir_all(&folder)?;
+    let file = folder.join(format!("{area}.json"));
     let rows: Vec<_> = targets.iter().map(Target::json).collect();
-    std::fs::write(folder.join(format!("{area}.json")), format!("{:#}\n", Value::from(rows)))
+    let written =
+        std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&file, format!("{:#}\n", Value::from(rows))));
+    written.map_err(|error| {
+        io::Error::new(error.kind(), format!("the figures cannot be written to {}: {error}", file.display()))
+    })
 }
 
 fn target_folder() -> PathBuf {

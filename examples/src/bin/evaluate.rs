@@ -28,6 +28,8 @@ use slicescheduler_examples::{Failure, Stopwatch, conclude};
 #[derive(Debug, Parser)]
 #[command(version)]
 #[command(group(ArgGroup::new("what").args(["quick", "full", "suite"]).required(true)))]
+#[command(after_help = "The figures are also written to targets/scheduler.json in the build's target folder, \
+                        $CARGO_TARGET_DIR if that is set.")]
 struct Arguments {
     /// The short suite: minutes on two cores.
     #[arg(long)]

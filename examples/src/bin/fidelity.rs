@@ -7,38 +7,43 @@
 //!
 //! `--data` finds every run below a folder, the profile of its model and device, and the hashes of its prompts' blocks.
 //! The files are those of LLMServingSim (its `bench` and `profiler`). The figures are written to
-//! `target/targets/fidelity.json` too.
+//! `target/targets/fidelity.json` too, below `$CARGO_TARGET_DIR` if that is set.
 
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use serde_json::{Value, json};
 use slicescheduler::fidelity::{Case, Comparison, FidelityError, Metric, Run, Statistics, cases, compare, predict};
 use slicescheduler_examples::Failure;
 
 #[derive(Parser)]
-#[command(about = "Predicts real serving runs and prints how far off the predictions are")]
+#[command(
+    about = "Predicts real serving runs and prints how far off the predictions are",
+    after_help = "Give --data DIR, or --run DIR with --profile DIR. The errors are also written to \
+                  target/targets/fidelity.json, in $CARGO_TARGET_DIR instead of target if that is set."
+)]
 struct Arguments {
     /// A folder with runs and profiles anywhere below it
-    #[arg(long, required_unless_present = "run", conflicts_with_all = ["run", "profile", "prefix"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["run", "profile", "prefix", "shape"])]
     data: Option<PathBuf>,
     /// The folder of one run: meta.json, requests.jsonl
-    #[arg(long, requires = "profile")]
+    #[arg(long, value_name = "DIR", requires = "profile")]
     run: Option<PathBuf>,
     /// The folder of the run's profile: meta.yaml, tp1
-    #[arg(long, requires = "run")]
+    #[arg(long, value_name = "DIR", requires = "run")]
     profile: Option<PathBuf>,
     /// The hashes of the blocks of the run's prompts
-    #[arg(long, requires = "run")]
+    #[arg(long, value_name = "FILE", requires = "run")]
     prefix: Option<PathBuf>,
     /// The Hugging Face config.json of the run's model, if its shape is not a known one
-    #[arg(long, requires = "run")]
+    #[arg(long, value_name = "FILE", requires = "run")]
     shape: Option<PathBuf>,
     /// Where the comparison is written as JSON
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
@@ -64,7 +69,10 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
             }
             vec![Case::read(run, profile, arguments.shape.as_deref())]
         }
-        _ => return Err("give --data, or --profile and --run".into()),
+        _ => {
+            let what = "expected --data DIR, or --run DIR with --profile DIR";
+            Arguments::command().error(ErrorKind::MissingRequiredArgument, what).exit()
+        }
     };
     let mut comparisons = Vec::new();
     let mut all = true;
@@ -85,7 +93,8 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         }
     }
     if let Some(file) = &arguments.json {
-        std::fs::write(file, format!("{:#}\n", serde_json::to_value(&comparisons)?))?;
+        let text = format!("{:#}\n", serde_json::to_value(&comparisons)?);
+        std::fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))?;
     }
     write_targets(&comparisons)?;
     Ok(all && !comparisons.is_empty())
@@ -181,7 +190,8 @@ fn write_targets(comparisons: &[Comparison]) -> Result<(), Failure> {
     }
     let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let folder = folder.join("targets");
-    std::fs::create_dir_all(&folder)?;
-    std::fs::write(folder.join("fidelity.json"), format!("{:#}\n", Value::from(rows)))?;
-    Ok(())
+    let file = folder.join("fidelity.json");
+    let written =
+        std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&file, format!("{:#}\n", Value::from(rows))));
+    written.map_err(|error| format!("the errors cannot be written to {}: {error}", file.display()).into())
 }

@@ -1,6 +1,6 @@
 //! How well tables of measured operators predict what they leave out.
 //!
-//! `tables --data DIR` reads the published profiles under `DIR/profiles` and prints for every
+//! `tables --data DIR` reads the published profiles in `DIR/profiles`, or in `DIR` itself, and prints for every
 //! table the error of estimating each of its samples from the others (leave-one-out), and that of
 //! reading half-way between the values of each axis alone. The first is what a hole in a table
 //! costs, the second what dims between the measured ones cost; both are of whole operators, not
@@ -21,9 +21,12 @@ use slicescheduler_simulator::profile::{
 
 /// Prints the errors of the tables of measured operators.
 #[derive(Parser)]
+#[command(after_help = "The figures are also written to targets/fidelity-tables.json in the build's target folder, \
+                        $CARGO_TARGET_DIR if that is set.")]
 struct Options {
-    /// The folder of the published data; profiles are looked for in its folder `profiles`.
-    #[arg(long)]
+    /// The folder of the published data: its folder `profiles`, or itself, holds `aiconfigurator`, `vidur` or
+    /// `splitwise_sim_perf_model.csv`.
+    #[arg(long, value_name = "DIR")]
     data: PathBuf,
 }
 
@@ -35,17 +38,20 @@ struct Source {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let sources = match read_all(&options.data.join("profiles")) {
+    let within = options.data.join("profiles");
+    let folder = if within.is_dir() { within } else { options.data };
+    let sources = match read_all(&folder) {
         Ok(sources) if sources.is_empty() => {
             eprintln!(
-                "no profiles under {}: expected aiconfigurator, vidur or splitwise files",
-                options.data.display()
+                "tables: no profiles in {}: expected aiconfigurator/h100_sxm or h200_sxm, vidur/vidur_*.csv or \
+                 splitwise_sim_perf_model.csv",
+                folder.display()
             );
             return ExitCode::FAILURE;
         }
         Ok(sources) => sources,
         Err(error) => {
-            eprintln!("{error}");
+            eprintln!("tables: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -58,7 +64,7 @@ fn main() -> ExitCode {
     match print_and_write("fidelity-tables", &families.targets()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cannot write the targets: {error}");
+            eprintln!("tables: {error}");
             ExitCode::FAILURE
         }
     }
