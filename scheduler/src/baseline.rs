@@ -60,7 +60,7 @@ pub use registry::{Baseline, Parameter, SettingError, Settings};
 pub use round_robin::RoundRobin;
 pub use static_containers::StaticContainers;
 
-pub(crate) use placement::{add_best_effort, fits};
+pub(crate) use placement::{add_best_effort, fits, owners_and_best_effort};
 
 /// All baselines, the simplest first.
 pub const BASELINES: &[Baseline] = &[

@@ -9,13 +9,13 @@ use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use crate::baseline::candidates::{Candidate, candidate_in, ready_replica};
 use crate::baseline::placement::replicated;
-use crate::baseline::queues::{devices_after, serves};
+use crate::baseline::queues::{plan_free_after, serves};
 use crate::baseline::room::{RESERVE, Room};
 use crate::baseline::switching::fetch_for_waiting;
 use crate::baseline::turns::{BEST_EFFORT_LAST, groups};
 use crate::baseline::{Baseline, Parameter, Settings};
 use crate::batching::Iteration;
-use crate::placing::{is_free, is_latency};
+use crate::placing::is_latency;
 use crate::policy::{Context, Policy, Residency, TenantShape};
 
 const GROUP: Parameter = Parameter {
@@ -272,16 +272,10 @@ impl Policy for Aegaeon {
     }
 
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
-        let mut plan = context.plan();
         self.room.note(context, event);
         self.note(context, event);
         self.regroup(context);
-        for device in devices_after(context, event) {
-            if is_free(context.view, device) {
-                self.fill(context, device, &mut plan);
-            }
-        }
-        plan
+        plan_free_after(context, event, |context, device, plan| self.fill(context, device, plan))
     }
 }
 

@@ -8,10 +8,10 @@ use slicescheduler_gmg::units::{Bytes, Nanos};
 use crate::baseline::candidates::Candidate;
 use crate::baseline::forecasts;
 use crate::baseline::harvest::{Busy, Harvest, busy};
-use crate::baseline::queues::devices_after;
+use crate::baseline::queues::plan_after;
 use crate::baseline::room::{RESERVE, Room};
-use crate::baseline::{Baseline, Parameter, Settings, add_best_effort};
-use crate::policy::{Context, Policy, Residency, TenantShape, owners_only};
+use crate::baseline::{Baseline, Parameter, Settings, owners_and_best_effort};
+use crate::policy::{Context, Policy, Residency, TenantShape};
 
 const SAFETY: Parameter = Parameter {
     name: "safety_percent",
@@ -99,18 +99,12 @@ impl Policy for ConServe {
     }
 
     fn residency(&self, tenants: &[TenantShape<'_>], memory: &[Bytes]) -> Residency {
-        let mut residency = owners_only(tenants, memory.len());
-        add_best_effort(&mut residency, tenants, memory);
-        residency
+        owners_and_best_effort(tenants, memory)
     }
 
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
-        let mut plan = context.plan();
         self.harvest.room.note(context, event);
-        for device in devices_after(context, event) {
-            self.fill(context, device, &mut plan);
-        }
-        plan
+        plan_after(context, event, |context, device, plan| self.fill(context, device, plan))
     }
 }
 

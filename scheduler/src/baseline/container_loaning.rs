@@ -9,9 +9,9 @@ use crate::baseline::candidates::{candidate_in, ready_replica};
 use crate::baseline::harvest::{Busy, Harvest, busy};
 use crate::baseline::queues::devices_after;
 use crate::baseline::room::Room;
-use crate::baseline::{Baseline, Parameter, Settings, add_best_effort};
+use crate::baseline::{Baseline, Parameter, Settings, owners_and_best_effort};
 use crate::placing::{is_latency, lane_of};
-use crate::policy::{Context, Policy, Residency, TenantShape, owners_only};
+use crate::policy::{Context, Policy, Residency, TenantShape};
 
 const EPOCH: Parameter = Parameter {
     name: "epoch_ms",
@@ -198,9 +198,7 @@ impl Policy for ContainerLoaning {
     }
 
     fn residency(&self, tenants: &[TenantShape<'_>], memory: &[Bytes]) -> Residency {
-        let mut residency = owners_only(tenants, memory.len());
-        add_best_effort(&mut residency, tenants, memory);
-        residency
+        owners_and_best_effort(tenants, memory)
     }
 
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {

@@ -7,10 +7,10 @@ use slicescheduler_gmg::tenant::Class;
 use slicescheduler_gmg::units::Bytes;
 
 use crate::baseline::room::{RESERVE, Reserve};
-use crate::baseline::{Baseline, add_best_effort};
+use crate::baseline::{Baseline, owners_and_best_effort};
 use crate::batching::Iteration;
 use crate::placing::{form, free_blocks, is_free, is_latency, reclaim, run_owner, touched, unlimited};
-use crate::policy::{Context, Policy, Residency, TenantShape, owners_only};
+use crate::policy::{Context, Policy, Residency, TenantShape};
 
 pub(super) const ENTRY: Baseline = Baseline {
     name: "idle-priority",
@@ -35,9 +35,7 @@ impl Policy for IdlePriority {
     }
 
     fn residency(&self, tenants: &[TenantShape<'_>], memory: &[Bytes]) -> Residency {
-        let mut residency = owners_only(tenants, memory.len());
-        add_best_effort(&mut residency, tenants, memory);
-        residency
+        owners_and_best_effort(tenants, memory)
     }
 
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {

@@ -7,12 +7,12 @@ use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use crate::baseline::candidates::{Candidate, candidate_in, ready_replica};
 use crate::baseline::placement::replicated;
-use crate::baseline::queues::{Queues, devices_after};
+use crate::baseline::queues::{Queues, plan_free_after};
 use crate::baseline::room::{RESERVE, Room};
 use crate::baseline::turns::{BEST_EFFORT_EVERY, BestEffortDue};
 use crate::baseline::{Baseline, Settings};
 use crate::batching::Iteration;
-use crate::placing::{is_free, is_latency};
+use crate::placing::is_latency;
 use crate::policy::{Context, Policy, Residency, TenantShape};
 
 pub(super) const ENTRY: Baseline = Baseline {
@@ -82,16 +82,10 @@ impl Policy for JoinShortestQueue {
     }
 
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
-        let mut plan = context.plan();
         self.room.note(context, event);
         self.best_effort.note(context, event);
         self.queues.join(context);
-        for device in devices_after(context, event) {
-            if is_free(context.view, device) {
-                self.fill(context, device, &mut plan);
-            }
-        }
-        plan
+        plan_free_after(context, event, |context, device, plan| self.fill(context, device, plan))
     }
 }
 

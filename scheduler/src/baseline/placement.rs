@@ -23,6 +23,13 @@ pub(crate) fn add_best_effort(residency: &mut Residency, tenants: &[TenantShape<
     }
 }
 
+/// Every tenant at home, and every best-effort tenant wherever else its weights fit.
+pub(crate) fn owners_and_best_effort(tenants: &[TenantShape<'_>], memory: &[Bytes]) -> Residency {
+    let mut residency = owners_only(tenants, memory.len());
+    add_best_effort(&mut residency, tenants, memory);
+    residency
+}
+
 /// True if `weights` more fit beside `models` and leave room for KV cache.
 pub(crate) fn fits(models: &[TenantId], weights: Bytes, tenants: &[TenantShape<'_>], memory: Bytes) -> bool {
     let used: Bytes = models.iter().filter_map(|tenant| tenants.get(tenant.index())).map(|shape| shape.weights).sum();

@@ -2,15 +2,39 @@
 
 use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::{DeviceId, TenantId};
-use slicescheduler_gmg::plan::Event;
+use slicescheduler_gmg::plan::{Event, Plan};
 
-use crate::placing::{is_latency, touched};
+use crate::placing::{is_free, is_latency, touched};
 use crate::policy::Context;
 
 /// All devices, that of the event first: it has just become free.
 pub(super) fn devices_after(context: &Context<'_>, event: &Event) -> impl Iterator<Item = DeviceId> + use<> {
     let first = touched(event);
     first.into_iter().chain(context.devices().filter(move |&device| Some(device) != first))
+}
+
+/// What `fill` plans for the devices, in the order of [`devices_after`].
+pub(super) fn plan_after(
+    context: &mut Context<'_>,
+    event: &Event,
+    mut fill: impl FnMut(&mut Context<'_>, DeviceId, &mut Plan),
+) -> Plan {
+    let mut plan = context.plan();
+    devices_after(context, event).for_each(|device| fill(context, device, &mut plan));
+    plan
+}
+
+/// As [`plan_after`], for devices whose lane is free.
+pub(super) fn plan_free_after(
+    context: &mut Context<'_>,
+    event: &Event,
+    mut fill: impl FnMut(&mut Context<'_>, DeviceId, &mut Plan),
+) -> Plan {
+    plan_after(context, event, |context, device, plan| {
+        if is_free(context.view, device) {
+            fill(context, device, plan);
+        }
+    })
 }
 
 /// How many of the waiting requests of each tenant are in the queue of each device.

@@ -7,12 +7,11 @@ use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use crate::baseline::candidates::candidate_in;
 use crate::baseline::placement::replicated;
-use crate::baseline::queues::devices_after;
+use crate::baseline::queues::plan_free_after;
 use crate::baseline::room::{RESERVE, Room};
 use crate::baseline::turns::{BEST_EFFORT_LAST, groups};
 use crate::baseline::{Baseline, Parameter, Settings};
 use crate::batching::Iteration;
-use crate::placing::is_free;
 use crate::policy::{Context, Policy, Residency, TenantShape};
 
 const QUANTUM: Parameter = Parameter {
@@ -99,15 +98,9 @@ impl Policy for RoundRobin {
     }
 
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
-        let mut plan = context.plan();
         self.devices.resize(context.view.cluster().devices().len(), Turn::default());
         self.room.note(context, event);
-        for device in devices_after(context, event) {
-            if is_free(context.view, device) {
-                self.fill(context, device, &mut plan);
-            }
-        }
-        plan
+        plan_free_after(context, event, |context, device, plan| self.fill(context, device, plan))
     }
 }
 
