@@ -23,3 +23,27 @@ mod sharding_tests;
 pub use dense::{DenseSpec, Shard, dense};
 pub use encoder::{EncoderSpec, Pooling, encoder};
 pub use moe::{MoeSpec, moe};
+
+use crate::graph::GraphError;
+use crate::units::Bytes;
+
+/// More layers than any model has; what goes through a model layer by layer ends in no time.
+const MOST_LAYERS: u64 = 1 << 14;
+
+/// More bytes than any device has: 1 PiB.
+const MOST_WEIGHTS: u64 = 1 << 50;
+
+/// Refuses the first number that is outside of its range: what it counts, the number, the least, the most.
+fn within(graph: &str, numbers: &[(&'static str, u64, u64, u64)]) -> Result<(), GraphError> {
+    match numbers.iter().find(|(_, found, least, most)| !(least..=most).contains(&found)) {
+        Some(&(what, found, least, most)) => {
+            Err(GraphError::Specification { graph: graph.to_owned(), what, found, least, most })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses weights that no device can hold, before a graph is built of them.
+fn check_weights(graph: &str, weights: Bytes) -> Result<(), GraphError> {
+    within(graph, &[("bytes of weights on one rank", weights.get(), 0, MOST_WEIGHTS)])
+}

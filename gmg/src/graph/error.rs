@@ -38,6 +38,20 @@ pub enum GraphError {
         /// How many ranks.
         ranks: u32,
     },
+    /// A model with a number that no model has.
+    #[error("graph \"{graph}\": {found} {what}: expected {least} to {most}")]
+    Specification {
+        /// The graph.
+        graph: String,
+        /// What it is a number of.
+        what: &'static str,
+        /// The number.
+        found: u64,
+        /// The least that it can be.
+        least: u64,
+        /// The most that it can be.
+        most: u64,
+    },
     /// The graph has too many symbols of its own.
     #[error(
         "graph \"{graph}\": symbol \"{symbol}\" is one too many: expected at most {most}, the standard ones included"

@@ -247,9 +247,16 @@ impl DenseSpec {
         let Shard { tensor_ranks, stage, stages } = self.shard;
         let refuse =
             |what, count: u64, ranks| Err(GraphError::Shard { graph: self.name.to_string(), what, count, ranks });
-        if tensor_ranks == 0 || stage >= stages || stages > self.layers {
-            return refuse("layers, in stages", u64::from(self.layers), stages.saturating_mul(tensor_ranks));
-        }
+        let last = u64::from(stages.saturating_sub(1));
+        super::within(
+            &self.name,
+            &[
+                ("layers", u64::from(self.layers), 1, super::MOST_LAYERS),
+                ("tensor ranks", u64::from(tensor_ranks), 1, u64::from(self.heads.max(1))),
+                ("stages", u64::from(stages), 1, u64::from(self.layers)),
+                ("as the number of the stage, counted from 0", u64::from(stage), 0, last),
+            ],
+        )?;
         let ranks = u64::from(tensor_ranks);
         let parts = [
             ("heads", u64::from(self.heads)),
@@ -386,9 +393,10 @@ pub(super) fn plain(dtype: DType) -> DType {
 ///
 /// # Errors
 ///
-/// A specification that no model can have, such as heads that the KV heads do not divide; a shard that
-/// does not come out even.
+/// A specification that no model can have, such as heads that the KV heads do not divide, more than 16,384 layers or
+/// 1 PiB of weights on one rank; a shard that does not come out even.
 pub fn dense(spec: &DenseSpec) -> Result<OpGraph, GraphError> {
+    super::check_weights(&spec.name, spec.weight_bytes())?;
     decoder(spec, |block, h| {
         let width = spec.own_intermediate();
         let normed = rows(block, spec, "mlp.normed", spec.hidden);

@@ -151,12 +151,15 @@ impl EncoderSpec {
 ///
 /// # Errors
 ///
-/// A specification that no model can have, such as heads that do not divide the width.
+/// A specification that no model can have, such as heads that do not divide the width, more than 16,384 layers or
+/// 1 PiB of weights.
 pub fn encoder(spec: &EncoderSpec) -> Result<OpGraph, GraphError> {
     if spec.heads == 0 || !spec.hidden.is_multiple_of(u64::from(spec.heads)) {
         let (graph, ranks) = (spec.name.to_string(), spec.heads);
         return Err(GraphError::Shard { graph, what: "columns, over its heads", count: spec.hidden, ranks });
     }
+    super::within(&spec.name, &[("layers", u64::from(spec.layers), 1, super::MOST_LAYERS)])?;
+    super::check_weights(&spec.name, spec.weight_bytes())?;
     let mut graph = OpGraph::builder(&spec.name);
     let [token_ids, positions, token_types] =
         ["token_ids", "positions", "token_types"].map(|name| graph.input(name, DType::U32, Shape::vector(TOKENS)));

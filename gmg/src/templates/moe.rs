@@ -181,6 +181,7 @@ impl MoeSpec {
 /// at once.
 pub fn moe(spec: &MoeSpec) -> Result<OpGraph, GraphError> {
     spec.check()?;
+    super::check_weights(&spec.base.name, spec.weight_bytes())?;
     decoder(&spec.base, |block, h| feed_forward(block, spec, h))
 }
 

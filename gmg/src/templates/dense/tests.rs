@@ -124,7 +124,23 @@ fn a_specification_that_no_model_can_have_is_refused() {
     let odd = DenseSpec { kv_heads: 3, ..DenseSpec::tiny() };
     let error = dense(&odd).unwrap_err().to_string();
     assert!(error.contains("4 heads of 16 elements over 3 KV heads"), "{error}");
-    assert!(dense(&DenseSpec { layers: 0, ..DenseSpec::tiny() }).is_err());
+    let shard =
+        |tensor_ranks, stage, stages| DenseSpec { shard: Shard { tensor_ranks, stage, stages }, ..DenseSpec::tiny() };
+    let wide = DenseSpec { hidden: 1 << 24, intermediate: 1 << 24, layers: 16_384, ..DenseSpec::tiny() };
+    let cases = [
+        (DenseSpec { layers: 0, ..DenseSpec::tiny() }, "0 layers: expected 1 to 16384"),
+        (DenseSpec { layers: 1 << 24, ..DenseSpec::tiny() }, "16777216 layers: expected 1 to 16384"),
+        (shard(0, 0, 1), "0 tensor ranks: expected 1 to 4"),
+        (shard(1, 0, 0), "0 stages: expected 1 to 2"),
+        (shard(1, 0, 3), "3 stages: expected 1 to 2"),
+        (shard(1, 2, 2), "2 as the number of the stage, counted from 0: expected 0 to 1"),
+        // 16,384 layers with three matrices of 2^48 elements of four bytes, and more: 2^65 bytes.
+        (wide, "18446744073709551615 bytes of weights on one rank: expected 0 to 1125899906842624"),
+    ];
+    for (spec, expected) in cases {
+        let error = dense(&spec).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
     let huge =
         DenseSpec { hidden: u64::MAX, heads: u32::MAX, kv_heads: u32::MAX, head_dim: u32::MAX, ..DenseSpec::tiny() };
     assert!(huge.parameters() > 0);

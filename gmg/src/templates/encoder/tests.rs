@@ -80,3 +80,20 @@ fn a_job_without_pairs_is_refused_since_attention_would_be_free() {
     assert!(encoder(&EncoderSpec { heads: 5, ..EncoderSpec::tiny() }).is_err());
     assert!(encoder(&EncoderSpec { heads: 0, ..EncoderSpec::tiny() }).is_err());
 }
+
+#[test]
+fn a_specification_that_no_model_can_have_is_refused_before_anything_is_built() {
+    let base = EncoderSpec::bert_base();
+    let cases = [
+        (EncoderSpec { layers: 0, ..base.clone() }, "0 layers: expected 1 to 16384"),
+        (EncoderSpec { layers: 1 << 24, ..base.clone() }, "16777216 layers: expected 1 to 16384"),
+        (
+            EncoderSpec { intermediate: u64::MAX, ..base },
+            "bytes of weights on one rank: expected 0 to 1125899906842624",
+        ),
+    ];
+    for (spec, expected) in cases {
+        let error = encoder(&spec).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
