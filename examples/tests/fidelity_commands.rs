@@ -42,6 +42,7 @@ fn both_ways_to_name_a_run_are_asked_for() {
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2));
     assert!(error.contains("expected --data DIR, or --run DIR with --profile DIR"), "{error}");
+    assert!(error.contains("Usage: fidelity "), "{error}");
 }
 
 #[test]

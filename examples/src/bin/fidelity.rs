@@ -22,6 +22,7 @@ use slicescheduler_examples::Failure;
 
 #[derive(Parser)]
 #[command(
+    name = "fidelity",
     about = "Predicts real serving runs and prints how far off the predictions are",
     after_help = "Give --data DIR, or --run DIR with --profile DIR. The errors are also written to \
                   target/targets/fidelity.json, in $CARGO_TARGET_DIR instead of target if that is set."
