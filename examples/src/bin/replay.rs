@@ -6,7 +6,8 @@
 //! cargo run --release --bin replay -- --device cpu
 //! ```
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use slicescheduler::replay::{Progress, ReplayOptions, replay, replay_on_cpu};
 use slicescheduler::report::{RunRecord, Summary, html, perfetto, table};
 use slicescheduler::scenario::{DeviceKind, Scenario, Tenant};
-use slicescheduler_examples::{Failure, Stopwatch, conclude};
+use slicescheduler_examples::{Failure, Stopwatch, conclude, write_whole};
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
 
@@ -135,43 +136,24 @@ fn scenario(arguments: &Arguments) -> Result<Scenario, Failure> {
 fn make_folder(out: &Path) -> Result<(), Failure> {
     let folder = |error| format!("{}: cannot be made a folder: {error}", out.display());
     std::fs::create_dir_all(out).map_err(folder)?;
-    let trial = unfinished(&out.join("summary.json"));
+    let trial = out.join(format!(".trial.{}.unfinished", std::process::id()));
     let written = std::fs::File::create_new(&trial).and_then(|_| std::fs::remove_file(&trial));
     written.map_err(|error| format!("{}: nothing can be written there: {error}", out.display()).into())
 }
 
 /// Writes every file whole or not at all.
 fn write_all(out: &Path, summary: &Summary, runs: &[RunRecord]) -> Result<(), Failure> {
-    write_whole(&out.join("summary.json"), |file| {
+    let write = |name: &str, write: &dyn Fn(&mut BufWriter<File>) -> io::Result<()>| -> Result<(), Failure> {
+        let path = out.join(name);
+        let written = write_whole(&path, |file| write(file));
+        written.map(drop).map_err(|error| format!("{}: cannot be written: {error}", path.display()).into())
+    };
+    write("summary.json", &|file| {
         serde_json::to_writer_pretty(&mut *file, summary)?;
         writeln!(file)
     })?;
-    write_whole(&out.join("report.html"), |file| html::write(summary, runs, file))?;
-    write_whole(&out.join("timeline.json"), |file| perfetto::write(runs, file))?;
-    Ok(())
-}
-
-/// Beside a file, a name that no other process has.
-fn unfinished(path: &Path) -> PathBuf {
-    path.with_extension(format!("unfinished-{}", std::process::id()))
-}
-
-fn write_whole(
-    path: &Path,
-    write: impl FnOnce(&mut std::io::BufWriter<std::fs::File>) -> std::io::Result<()>,
-) -> Result<(), Failure> {
-    let unfinished = unfinished(path);
-    let outcome = std::fs::File::create_new(&unfinished).and_then(|file| {
-        let mut file = std::io::BufWriter::new(file);
-        write(&mut file)?;
-        file.flush()?;
-        drop(file);
-        std::fs::rename(&unfinished, path)
-    });
-    outcome.map_err(|error| {
-        let _ = std::fs::remove_file(&unfinished);
-        format!("{}: cannot be written: {error}", path.display()).into()
-    })
+    write("report.html", &|file| html::write(summary, runs, file))?;
+    write("timeline.json", &|file| perfetto::write(runs, file))
 }
 
 /// A progress bar on a terminal, nothing elsewhere.

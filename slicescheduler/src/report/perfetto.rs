@@ -24,7 +24,9 @@ use crate::report::{RunRecord, Span, SpanKind};
 /// Those of `out`.
 pub fn write(runs: &[RunRecord], out: &mut impl Write) -> io::Result<()> {
     let mut trace = Trace { out: io::BufWriter::new(out), empty: true };
-    trace.out.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+    trace.out.write_all(
+        b"{\"displayTimeUnit\":\"ms\",\"otherData\":{\"exporter\":\"SliceScheduler timeline\"},\"traceEvents\":[",
+    )?;
     let mut thread = runs.len() + 1;
     for (index, run) in runs.iter().enumerate() {
         trace.run(&Numbers { process: index + 1, thread }, run)?;
