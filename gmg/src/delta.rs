@@ -85,7 +85,8 @@ pub enum Intent {
         /// The request.
         request: RequestId,
     },
-    /// Free the KV sequence of a request, which goes back to waiting.
+    /// Free the KV sequence of a request, which goes back to waiting. Refused while a job that uses it is on a lane of
+    /// the device, or of another that holds a part of it.
     ReleaseKv {
         /// The request.
         request: RequestId,

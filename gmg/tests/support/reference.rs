@@ -359,7 +359,8 @@ impl Reference {
             Intent::ReleaseKv { request: id, device } => {
                 self.device(*device)?;
                 let request = self.requests.get(id).filter(|request| !request.state.is_final())?;
-                if request.device.is_some_and(|on| on != *device) || self.in_use(*id) {
+                // A job there that has none of its blocks yet uses it all the same.
+                if request.device.is_some_and(|on| on != *device) || self.in_use(*id) || self.runs_on(*id, *device) {
                     return None;
                 }
                 self.forget_sequence(*id);
@@ -532,9 +533,14 @@ impl Reference {
     }
 
     fn in_use(&self, request: RequestId) -> bool {
+        (0..self.devices.len() as u32)
+            .map(DeviceId)
+            .any(|device| self.requests[&request].has_part(device) && self.runs_on(request, device))
+    }
+
+    fn runs_on(&self, request: RequestId, device: DeviceId) -> bool {
         let uses = |(id, _, _): &(JobId, u32, Rank)| self.jobs[id].requests().contains(&request);
-        let holds = |lane: &LaneId| self.requests[&request].has_part(lane.device);
-        self.lanes.iter().any(|(lane, queue)| holds(lane) && queue.iter().any(uses))
+        self.lanes.iter().any(|(lane, queue)| lane.device == device && queue.iter().any(uses))
     }
 
     fn forget_blocks(&mut self, id: RequestId) {
