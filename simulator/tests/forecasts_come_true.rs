@@ -183,7 +183,8 @@ proptest! {
         let until = driver.now + Nanos::ms(2);
         driver.run_until(until);
         let (device, rank, tokens) = last;
-        prop_assume!(driver.may_submit(device, rank));
+        let highest = RANKS.iter().position(|&rank| rank == Rank::OwnerLatency).unwrap();
+        let rank = if driver.may_submit(device, rank) { rank } else { highest };
         driver.peaks = [Bytes::ZERO; 2];
         driver.measure();
         let (job, asked) = driver.submit(device, rank, tokens);
