@@ -279,10 +279,7 @@ impl SliceFill {
             return self.start_first(context, device, owed, &latency, plan);
         }
         let now = context.now;
-        let turn = |candidate: &&Candidate| {
-            let guest = candidate.rank != Rank::OwnerLatency;
-            (strict && guest, candidate.urgency(now), guest, candidate.due)
-        };
+        let turn = |candidate: &&Candidate| (strict && candidate.rank != Rank::OwnerLatency, candidate.turn(now));
         let at_once = latency.iter().filter(|candidate| candidate.at_once).min_by_key(turn);
         let paced: Candidates = latency.iter().filter(|candidate| !candidate.at_once).cloned().collect();
         let others: Candidates = latency.iter().chain(&best_effort).cloned().collect();
@@ -413,9 +410,7 @@ impl SliceFill {
             }
             let latency = self.latency_candidates(context, device, plan);
             let now = context.now;
-            if let Some(first) =
-                latency.iter().min_by_key(|c| (c.urgency(now), c.rank != Rank::OwnerLatency, c.due)).cloned()
-            {
+            if let Some(first) = latency.iter().min_by_key(|candidate| candidate.turn(now)).cloned() {
                 self.start(context, device, &first, plan);
             }
         }

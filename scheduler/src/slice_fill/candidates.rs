@@ -34,10 +34,12 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// What is more urgent comes first: work that is not late by its due time, late work by its pace. Nobody waits
-    /// for others to make up for lost time.
-    pub(super) fn urgency(&self, now: Nanos) -> Nanos {
-        if self.due >= now || self.pace == Nanos::MAX { self.due.max(now) } else { self.pace.max(now) }
+    /// Whose turn it is: the least is first. Work that is not late goes by its due time, late work by its pace, so that
+    /// nobody waits for others to make up for lost time; of what is as urgent, the owner's goes first.
+    pub(super) fn turn(&self, now: Nanos) -> (Nanos, bool, Nanos) {
+        let by_due = self.due >= now || self.pace == Nanos::MAX;
+        let urgency = if by_due { self.due } else { self.pace };
+        (urgency.max(now), self.rank != Rank::OwnerLatency, self.due)
     }
 }
 

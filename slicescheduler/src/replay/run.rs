@@ -155,7 +155,7 @@ pub struct Run {
     /// Learns from the run; its predictions become figures, and so do forecasts of memory. Forecasts go by it if it is
     /// their cost model.
     pub learned: Option<Learned>,
-    /// How many requests that violated their service level are explained in the record, the latest ones of all.
+    /// How many requests that violated their service level are explained in the record: those that violated it most.
     pub explain: usize,
 }
 
