@@ -2,15 +2,11 @@
 
 #![forbid(unsafe_code)]
 
-mod unfinished;
-
 use std::process::ExitCode;
 use std::time::Instant;
 
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
-
-pub use unfinished::write_whole;
 
 /// Why a program could not do what it was asked.
 pub type Failure = Box<dyn std::error::Error>;

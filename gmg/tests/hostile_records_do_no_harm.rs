@@ -167,7 +167,11 @@ proptest! {
         survives(&bytes);
         match wire::restore(&bytes, support::cluster(), &templates()[..]) {
             Ok(mut restored) => {
-                prop_assert_eq!(wire::save(restored.state()).unwrap().len(), bytes.len());
+                // A number may have been written with more bytes than it needs; nothing else is lost.
+                let again = wire::save(restored.state()).unwrap();
+                prop_assert!(again.len() <= bytes.len());
+                let twice = wire::restore(&again, support::cluster(), &templates()[..]).unwrap();
+                prop_assert_eq!(wire::save(twice.state()).unwrap(), again);
                 for step in after {
                     drop(restored.apply(stream.next(step, restored.state())));
                 }

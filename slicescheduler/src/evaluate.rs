@@ -54,7 +54,7 @@ pub use outcome::{Outcome, OutcomeError, SliceFigures};
 pub use results::{Capacities, Cost, Evaluation, Loss, Measured, OURS, Point, Policy, Ratios};
 pub use run::{Case, Runner, Watcher, fingerprint};
 pub use statistics::Interval;
-pub use store::{Store, write_whole};
+pub use store::Store;
 pub use suite::{Folder, Scenarios, Suite};
 pub use targets::Row;
 pub use tune::{Options, Tuned};

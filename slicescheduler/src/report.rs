@@ -15,6 +15,7 @@ mod figure;
 mod late;
 mod record;
 mod summary;
+mod whole;
 
 pub use late::LateRequest;
 pub use record::{DeviceLabel, MemorySample, RunRecord, SecondUse, SliceBucket, Span, SpanKind, TenantLabel};
@@ -22,3 +23,4 @@ pub use summary::{
     CoverageFigures, DecisionFigures, LatencyFigures, PolicySummary, PredictionFigures, Summary, TenantSummary,
     USEFUL_SCALING,
 };
+pub use whole::write_whole;

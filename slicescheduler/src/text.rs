@@ -4,21 +4,18 @@
 //! chat template inside; others have a `tokenizer.json` beside the weights. The work is that of the
 //! `tokenizers` and `minijinja` crates.
 
+#[cfg(feature = "gguf")]
+mod gguf;
+
 use std::fmt;
 use std::path::Path;
 
 use minijinja::{Environment, Value, context};
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::digits::Digits;
-use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::tokenizer::DecodeStream;
-use tokenizers::{
-    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
-};
+use tokenizers::{DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
 #[cfg(feature = "gguf")]
-use slicescheduler_executor::checkpoint::{CheckpointError, GgufError, GgufFile};
+use slicescheduler_executor::checkpoint::{CheckpointError, GgufError};
 
 /// Why a tokenizer cannot be made, or cannot do as asked.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +29,15 @@ pub enum TextError {
     #[cfg(feature = "gguf")]
     #[error("the file has no tokenizer that can be used")]
     Metadata(#[from] GgufError),
+    /// A merge of its file is not two tokens.
+    #[cfg(feature = "gguf")]
+    #[error("merge {index} of the tokenizer is {found:?}: expected two tokens with a space between them")]
+    Merge {
+        /// Which merge, from 0.
+        index: usize,
+        /// What the file has.
+        found: String,
+    },
     /// It is of a kind that is not supported.
     #[error("the tokenizer is {found:?}; supported are {supported}")]
     Kind {
@@ -75,51 +81,6 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// The tokenizer inside a GGUF file: byte-level pairs (`gpt2`) cut up as SmolLM and GPT-2 do.
-    ///
-    /// # Errors
-    /// When the file cannot be read, or has another kind of tokenizer.
-    #[cfg(feature = "gguf")]
-    pub fn from_gguf(path: impl AsRef<Path>) -> Result<Self, TextError> {
-        /// Kinds of tokens in GGUF: what is never part of a text, and what is found whole in one.
-        const CONTROL: u64 = 3;
-        const USER_DEFINED: u64 = 4;
-        let file = GgufFile::open(path.as_ref())?;
-        let model = file.text("tokenizer.ggml.model")?;
-        let cut = file.text("tokenizer.ggml.pre").unwrap_or("gpt-2");
-        let mut steps: Vec<PreTokenizerWrapper> = Vec::new();
-        match (model, cut) {
-            ("gpt2", "smollm") => steps.push(Digits::new(true).into()),
-            ("gpt2", "gpt-2" | "default") => {}
-            _ => {
-                let found = format!("{model}, cut as {cut}");
-                return Err(TextError::Kind { found, supported: "\"gpt2, cut as smollm\" and \"gpt2, cut as gpt-2\"" });
-            }
-        }
-        let bytes = ByteLevel::new(false, false, true);
-        steps.push(bytes.into());
-        let tokens = file.texts("tokenizer.ggml.tokens")?;
-        let vocabulary: Vocab = tokens.iter().zip(0..).map(|(&token, id)| (token.to_owned(), id)).collect();
-        let merges = file.texts("tokenizer.ggml.merges")?;
-        let merges: Merges = merges
-            .iter()
-            .filter_map(|merge| merge.split_once(' '))
-            .map(|(left, right)| (left.to_owned(), right.to_owned()))
-            .collect();
-        let model = BPE::builder().vocab_and_merges(vocabulary, merges).build().map_err(TextError::Tokenizer)?;
-        let mut inner = tokenizers::Tokenizer::new(model);
-        inner.with_pre_tokenizer(Some(Sequence::new(steps)));
-        inner.with_decoder(Some(bytes));
-        let kinds = file.numbers("tokenizer.ggml.token_type").unwrap_or_default();
-        let of_kind = |wanted: u64| tokens.iter().zip(&kinds).filter(move |(_, kind)| **kind == wanted);
-        let special: Vec<_> = of_kind(CONTROL).map(|(&token, _)| AddedToken::from(token, true)).collect();
-        let whole: Vec<_> = of_kind(USER_DEFINED).map(|(&token, _)| AddedToken::from(token, false)).collect();
-        inner.add_special_tokens(&special);
-        inner.add_tokens(&whole);
-        let chat_template = file.text("tokenizer.chat_template").ok().map(str::to_owned);
-        Ok(Self { inner, chat_template })
-    }
-
     /// The tokenizer of a `tokenizer.json`.
     ///
     /// # Errors

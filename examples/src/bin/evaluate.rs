@@ -19,8 +19,9 @@ use clap::{ArgGroup, Parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use slicescheduler::evaluate::{
     Case, EvaluateError, Folder, Inputs, Outcome, Row, Runner, Scenarios, Store, Suite, Watcher, evaluate, fingerprint,
-    page, table, write_whole,
+    page, table,
 };
+use slicescheduler::report::write_whole;
 use slicescheduler_benches::{Better, Target, print_and_write};
 use slicescheduler_examples::{Failure, Stopwatch, conclude};
 
@@ -80,7 +81,11 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
 
     let mut html = Vec::new();
     page::write(&evaluation, &measured, &mut html)?;
-    let write = |name: &str, bytes: &[u8]| write_whole(&arguments.out.join(name), bytes);
+    let write = |name: &str, bytes: &[u8]| {
+        let file = arguments.out.join(name);
+        let written = write_whole(&file, |to| to.write_all(bytes));
+        written.map_err(|source| EvaluateError::Write { file, source })
+    };
     write("results.json", &serde_json::to_vec_pretty(&evaluation)?)?;
     write("measured.json", &serde_json::to_vec_pretty(&measured)?)?;
     write("report.html", &html)?;

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,6 +19,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use serde_json::{Value, json};
 use slicescheduler::fidelity::{Case, Comparison, FidelityError, Metric, Run, Statistics, cases, compare, predict};
+use slicescheduler::report::write_whole;
 use slicescheduler_examples::Failure;
 
 #[derive(Parser)]
@@ -95,7 +97,8 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
     }
     if let Some(file) = &arguments.json {
         let text = format!("{:#}\n", serde_json::to_value(&comparisons)?);
-        std::fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))?;
+        write_whole(file, |to| to.write_all(text.as_bytes()))
+            .map_err(|error| format!("{}: {error}", file.display()))?;
     }
     write_targets(&comparisons)?;
     Ok(all && !comparisons.is_empty())

@@ -17,8 +17,9 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde_json::json;
+use slicescheduler::report::write_whole;
 use slicescheduler::simulator::cost::{CostModel, Operation, Roofline};
-use slicescheduler_examples::{Failure, write_whole};
+use slicescheduler_examples::Failure;
 use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::export::{self, Source};
 use slicescheduler_gmg::graph::{CriticalPath, OpGraph};

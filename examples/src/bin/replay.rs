@@ -15,9 +15,9 @@ use std::sync::Arc;
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use slicescheduler::replay::{Progress, ReplayOptions, replay, replay_on_cpu};
-use slicescheduler::report::{RunRecord, Summary, html, perfetto, table};
+use slicescheduler::report::{RunRecord, Summary, html, perfetto, table, write_whole};
 use slicescheduler::scenario::{DeviceKind, Scenario, Tenant};
-use slicescheduler_examples::{Failure, Stopwatch, conclude, write_whole};
+use slicescheduler_examples::{Failure, Stopwatch, conclude};
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
 

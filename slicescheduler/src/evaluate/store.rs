@@ -2,10 +2,10 @@
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::evaluate::EvaluateError;
 use crate::evaluate::outcome::{LONGEST, Outcome, OutcomeError};
+use crate::report::write_whole;
 
 /// A folder of results by key.
 ///
@@ -49,30 +49,11 @@ impl Store {
         let damaged = |source| EvaluateError::Outcome { file: file.clone(), source };
         let text = serde_json::to_string(outcome).map_err(|error| damaged(error.into()))?;
         let kept = Outcome::parse(&text, &outcome.key).map_err(damaged)?;
-        write_whole(&file, text.as_bytes())?;
-        Ok(kept)
+        let written = write_whole(&file, |to| to.write_all(text.as_bytes()));
+        written.map(|_| kept).map_err(|source| EvaluateError::Write { file, source })
     }
 
     fn file(&self, key: &str) -> PathBuf {
         self.folder.join(format!("{key}.json"))
     }
-}
-
-/// Writes `bytes` to `file`, which is there whole afterwards, or as it was.
-///
-/// # Errors
-/// If it cannot be written.
-pub fn write_whole(file: &Path, bytes: &[u8]) -> Result<(), EvaluateError> {
-    static WRITTEN: AtomicUsize = AtomicUsize::new(0);
-    let count = WRITTEN.fetch_add(1, Ordering::Relaxed);
-    let unfinished = file.with_extension(format!("unfinished-{}-{count}", std::process::id()));
-    let written = std::fs::File::create(&unfinished).and_then(|mut open| {
-        open.write_all(bytes)?;
-        drop(open);
-        std::fs::rename(&unfinished, file)
-    });
-    written.map_err(|source| {
-        let _ = std::fs::remove_file(&unfinished);
-        EvaluateError::Write { file: file.to_owned(), source }
-    })
 }

@@ -5,15 +5,15 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Writes the file at `path` by `write` and gives its size in bytes. It is written beside its place under a name of
-/// this process and moved there when it is complete; if anything fails, nothing is left and what was there stays. Of a
-/// process that is killed `.NAME.PROCESS.unfinished` remains.
+/// this call and moved there when it is complete; if anything fails, nothing is left and what was there stays. Of a
+/// process that is killed `.NAME.PROCESS-CALL.unfinished` remains.
 ///
 /// A device, pipe or other thing at `path` that is no plain file is written in place.
 ///
 /// # Errors
-///
 /// Those of `write` and of the file system.
 pub fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<u64> {
     // Through a link, so that the link stays.
@@ -44,13 +44,15 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::
     outcome
 }
 
-/// The name of the unfinished file: two programs that write one file do not meet in it.
+/// The name of the unfinished file: two programs or threads that write one file do not meet in it.
 fn beside(path: &Path) -> io::Result<PathBuf> {
     let Some(name) = path.file_name() else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "expected the name of a file"));
     };
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let call = CALLS.fetch_add(1, Ordering::Relaxed);
     let mut unfinished = OsString::from(".");
     unfinished.push(name);
-    unfinished.push(format!(".{}.unfinished", process::id()));
+    unfinished.push(format!(".{}-{call}.unfinished", process::id()));
     Ok(path.with_file_name(unfinished))
 }
