@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use slicescheduler_executor::ExecutorError;
-use slicescheduler_executor::cpu_world::{ArrivedKv, CpuWorld, CpuWorldOptions};
+use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
 use slicescheduler_executor::lane::{StdThreads, ThreadSpawner};
 use slicescheduler_executor::model::{CpuModel, SeededWeights};
 use slicescheduler_executor::registry::KernelRegistry;
@@ -281,7 +281,13 @@ impl Rig {
     }
 
     /// Goes on with a request whose first `tokens` tokens were computed in another world.
-    pub(crate) fn adopt(&mut self, request: RequestId, arrived: ArrivedKv, tokens: u32) {
+    #[cfg(all(feature = "conformance", feature = "tcp", feature = "shared-memory"))]
+    pub(crate) fn adopt(
+        &mut self,
+        request: RequestId,
+        arrived: slicescheduler_executor::cpu_world::ArrivedKv,
+        tokens: u32,
+    ) {
         self.world.adopt_kv(request, arrived).unwrap();
         self.requests.get_mut(&request).unwrap().computed = tokens;
     }
