@@ -23,6 +23,7 @@ mod agenda;
 mod candidates;
 mod chunk;
 mod fetch;
+mod home;
 mod overflow;
 mod residency;
 mod shares;
@@ -45,6 +46,7 @@ use crate::policy::{Context, Policy, Residency, TenantShape};
 use crate::slice_fill::agenda::{Agenda, Places, tenants_on};
 use crate::slice_fill::candidates::{Candidate, CandidateWork, Candidates};
 use crate::slice_fill::chunk::Chunks;
+use crate::slice_fill::home::Away;
 use crate::slice_fill::shares::{Account, OwnerRate};
 use crate::slice_fill::space::Space;
 
@@ -167,6 +169,7 @@ pub struct SliceFill {
     /// What a tenant that takes its turn has at least.
     least_turn: Nanos,
     places: Places,
+    away: Away,
     /// When work that lets guests go first has to start at the latest.
     starts: Agenda,
     /// When slots for weights may change.
@@ -177,6 +180,8 @@ pub struct SliceFill {
     wake: Option<Nanos>,
     /// The device with which the next look for a slot begins.
     cursor: u32,
+    /// The device with which the next look at those with an empty lane begins.
+    look: DeviceId,
 }
 
 impl SliceFill {
@@ -267,6 +272,10 @@ impl SliceFill {
         let wake = self.devices[device.index()].space.wake().filter(|&wake| wake > context.now);
         self.slots.set(device, wake);
         self.keep_reserve(context, device, plan);
+        let owner = context.view.owner(device).and_then(|owner| context.demand.replica_on(owner, device));
+        if owner.is_some_and(|owner| self.bring_home(context, &owner, plan)) {
+            return;
+        }
         let latency = self.latency_candidates(context, device, plan);
         let best_effort = self.best_effort_candidate(context, device, plan);
         if best_effort.is_some() {
@@ -461,6 +470,7 @@ impl Policy for SliceFill {
         self.places.learn(context.view);
         self.note(context, event);
         self.call_in(context, &mut plan);
+        self.recalled(context, event, &mut plan);
         match event {
             Event::Arrived { request, .. } => self.on_arrival(context, *request, &mut plan),
             Event::WeightsLoaded { model, device, .. } => {

@@ -5,6 +5,7 @@
 //! | [`needs`] | what requests need at least, whoever serves them |
 //! | [`cases`] | cases of the oracle from scenarios, with the durations of a cost model |
 //! | [`oracle`] | the best schedule of a few requests that are known beforehand, found by search |
+//! | [`trial`] | a policy on a case of the oracle |
 //! | `linear` | a bound on the token throughput of any run, by a linear program (feature `bound`) |
 //!
 //! [`efficiency`] says how much of the way from static containers to the bound a policy goes.
@@ -14,6 +15,7 @@ pub mod cases;
 pub mod linear;
 pub mod needs;
 pub mod oracle;
+pub mod trial;
 mod work;
 
 pub use work::NoRoofline;

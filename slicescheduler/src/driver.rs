@@ -293,6 +293,7 @@ impl<W: World> Driver<W> {
         }
         self.batching[request.tenant.index()].enter(sequence);
         let event = Event::Arrived { request: id, at: self.now };
+        self.observe(event.clone())?;
         observer.on_event(&event, self.gmg.view());
         if let Some(log) = &mut self.log {
             log.on_event(&event, self.gmg.view());
@@ -326,20 +327,7 @@ impl<W: World> Driver<W> {
 
     fn pass(&mut self, event: Event, observer: &mut dyn Observer) -> Result<(), DriverError> {
         self.now = self.now.max(event.at());
-        let event = match event {
-            Event::Timer { .. } | Event::Arrived { .. } => event,
-            event => {
-                let applied = self.gmg.apply(Delta::Observed(event))?;
-                self.follow(&applied)?;
-                if matches!(applied.effect, Effect::Diverged(_)) {
-                    self.counters.divergences += 1;
-                }
-                match applied.delta {
-                    Delta::Observed(event) => event,
-                    Delta::Intent(_) => return Ok(()),
-                }
-            }
-        };
+        let Delta::Observed(event) = self.observe(event)?.delta else { return Ok(()) };
         observer.on_event(&event, self.gmg.view());
         if let Some(log) = &mut self.log {
             log.on_event(&event, self.gmg.view());
@@ -348,6 +336,14 @@ impl<W: World> Driver<W> {
         self.end_cancelled()?;
         self.decide(&event, observer)?;
         self.retire(&event)
+    }
+
+    /// Tells the graph and the forecast what happened, be it only that time has passed.
+    fn observe(&mut self, event: Event) -> Result<Applied, DriverError> {
+        let applied = self.gmg.apply(Delta::Observed(event))?;
+        self.follow(&applied)?;
+        self.counters.divergences += u64::from(matches!(applied.effect, Effect::Diverged(_)));
+        Ok(applied)
     }
 
     fn follow(&mut self, applied: &Applied) -> Result<(), DriverError> {

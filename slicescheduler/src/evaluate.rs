@@ -15,6 +15,7 @@
 //! | `conditions`, `handicap`, `skewed` | what an experiment changes |
 //! | `run`, `store`, `outcome` | one run and its result |
 //! | `tune`, `capacity` | searches |
+//! | `optimum` | policies beside the best schedule of small cases |
 //! | `results`, `targets`, `statistics` | what is said about the runs |
 //! | [`table`], [`page`] | how it is shown |
 
@@ -22,6 +23,7 @@ mod capacity;
 mod conditions;
 mod error;
 mod handicap;
+mod optimum;
 mod outcome;
 pub mod page;
 mod plots;
@@ -50,6 +52,7 @@ pub use capacity::Capacity;
 pub use conditions::{Conditions, Lending, Slow};
 pub use error::EvaluateError;
 pub use handicap::Ability;
+pub use optimum::Optimum;
 pub use outcome::{Outcome, OutcomeError, SliceFigures};
 pub use results::{Capacities, Cost, Evaluation, Loss, Measured, OURS, Point, Policy, Ratios};
 pub use run::{Case, Runner, Watcher, fingerprint};
@@ -101,6 +104,7 @@ pub fn evaluate(inputs: &Inputs<'_>, runner: &Runner<'_>) -> Result<(Evaluation,
         points.push(point);
     }
     let capacities = capacities(inputs.suite, &bases, &settings, runner)?;
+    let optima = optima(inputs, &settings, runner.threads, &mut stand_ins)?;
     stand_ins.sort();
     stand_ins.dedup();
     let mut evaluation = Evaluation {
@@ -110,6 +114,7 @@ pub fn evaluate(inputs: &Inputs<'_>, runner: &Runner<'_>) -> Result<(Evaluation,
         tuned,
         points,
         capacities,
+        optima,
         targets: Vec::new(),
         unsupported: inputs.suite.unsupported.clone(),
     };
@@ -218,6 +223,24 @@ impl Cell<'_> {
             policies: runs.iter().filter_map(|(policy, runs)| Policy::of(policy, runs, fixed)).collect(),
         }
     }
+}
+
+/// The best schedules of all small cases, several at a time.
+fn optima(
+    inputs: &Inputs<'_>,
+    settings: &BTreeMap<String, Options>,
+    threads: usize,
+    stand_ins: &mut Vec<String>,
+) -> Result<Vec<Optimum>, EvaluateError> {
+    let mut cases = Vec::new();
+    for small in &inputs.suite.small_cases {
+        let (scenario, replaced) = suite::scenario(inputs.scenarios, &small.scenario, inputs.data)?;
+        stand_ins.extend(replaced);
+        let mut base = Base::new(small.name.clone(), scenario, Conditions::default());
+        base.last(Some(&small.duration), None)?;
+        cases.extend(inputs.suite.seeds.iter().map(|&seed| (small, base.clone(), seed)));
+    }
+    workers::for_each(threads, &cases, |(small, base, seed)| Optimum::of(small, base, *seed, settings))
 }
 
 /// Searches every capacity that the suite asks for, several policies at a time.

@@ -26,6 +26,7 @@ use crate::workload::WorkloadError;
 
 pub use cpu::replay_on_cpu;
 pub use recorder::Recorder;
+pub(crate) use recorder::violates;
 pub use run::{ReplayWorld, Run, run_policy, simulate};
 pub use scaling::core_scaling;
 

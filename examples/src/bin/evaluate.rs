@@ -141,6 +141,7 @@ const SCENARIOS: &[(&str, &str)] = files![
     "saturated",
     "servegen",
     "sixteen-models",
+    "small",
     "two-13b",
 ];
 

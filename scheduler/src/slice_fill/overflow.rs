@@ -1,12 +1,15 @@
 //! Arrivals of latency-sensitive tenants: at home if that is in time, on others' devices if not.
 
 use std::ops::Bound;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, ModelId, RequestId, TenantId};
+use slicescheduler_gmg::cluster::DeviceSpec;
+use slicescheduler_gmg::id::{DeviceId, JobId, ModelId, RequestId, TenantId};
 use slicescheduler_gmg::job::JobSpec;
+use slicescheduler_gmg::memory::WeightState;
 use slicescheduler_gmg::plan::{Action, BatchLimits, Plan, Rank, Work};
 use slicescheduler_gmg::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, TOKENS};
 use slicescheduler_gmg::units::Nanos;
@@ -17,6 +20,12 @@ use crate::placing::{form, is_latency, lane_of, unlimited};
 use crate::policy::Context;
 use crate::slice_fill::SliceFill;
 use crate::slice_fill::candidates::{forms, takes};
+
+/// Of the devices that share a tenant's waiting requests at home, the forecast is of so many at most.
+const LAST: usize = 8;
+
+/// Devices with an empty lane that are looked at when one more request joins those that nobody took.
+const LOOKS: usize = 8;
 
 impl SliceFill {
     pub(super) fn on_arrival(&mut self, context: &mut Context<'_>, request: RequestId, plan: &mut Plan) {
@@ -30,20 +39,29 @@ impl SliceFill {
         }
     }
 
-    /// Lets the first device with an empty lane that can take the tenant's requests do so.
+    /// Lets the first device with an empty lane that can take the tenant's requests do so. Requests that waited
+    /// before this one came were refused by all of them: then only some are looked at, in turn.
     fn fill_idle(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) {
-        let mut next = self.places.idle.first().copied();
-        while let Some(device) = next {
-            let after = (Bound::Excluded(device), Bound::Unbounded);
-            next = self.places.idle.range(after).next().copied();
+        let is_first = context.demand.waiting(tenant).is_none_or(|waiting| waiting.requests == 1);
+        let some_only = !is_first && self.places.idle.len() > LOOKS;
+        let (mut left, begin) = if some_only { (LOOKS, self.look) } else { (usize::MAX, DeviceId(0)) };
+        let mut next = self.places.idle.range(begin..).next().copied();
+        while let Some(device) = next.filter(|_| left > 0) {
+            left -= 1;
+            next = self.places.idle.range((Bound::Excluded(device), Bound::Unbounded)).next().copied();
+            if some_only {
+                self.look = next.unwrap_or(DeviceId(0));
+            }
             if !runs_nothing(context, device) {
                 self.places.idle.remove(&device);
             } else if let Some(replica) = context.demand.replica_on(tenant, device) {
-                let is_coming = fetches(plan, replica.model) || self.is_coming(context, tenant, replica.model);
-                if is_coming && !context.view.is_resident(replica.model, device) {
-                    continue;
+                match context.view.memory(device).and_then(|memory| memory.weight_state(replica.model)) {
+                    Some(WeightState::Resident) => self.fill(context, device, plan),
+                    None if fetches(plan, replica.model) || self.is_coming(context, tenant, replica.model) => {}
+                    // Nothing else changed there.
+                    None if !context.view.is_lost(device) => self.invite(context, device, plan),
+                    _ => {}
                 }
-                self.fill(context, device, plan);
                 if forms(plan, tenant) {
                     return;
                 }
@@ -54,19 +72,9 @@ impl SliceFill {
     /// Starts the tenant's next iteration on one of its own devices, taking the lane from a guest
     /// if need be, now or when it has to. False if all of them run work of the same right of way.
     fn start_at_home(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) -> bool {
-        let view = context.view;
-        let homes = self.places.homes(tenant).iter().copied();
-        // Work whose latest start has come was started there: what is left is seen when the plan was carried out.
-        let taken = homes.clone().find(|&device| takes(plan, lane_of(device)));
-        let home = homes
-            .filter(|&device| !takes(plan, lane_of(device)) && !view.is_lost(device))
-            .filter(|&device| runs_below(context, device, Rank::OwnerLatency))
-            .filter_map(|device| context.demand.replica_on(tenant, device))
-            .filter(|replica| !replica.in_flight)
-            .min_by_key(|replica| {
-                (!runs_below(context, replica.device, Rank::GuestLatency), replica.running, replica.device)
-            });
-        let Some(replica) = home else {
+        let Some(replica) = self.free_home(context, tenant, plan) else {
+            // Work whose latest start has come was started there: what is left is seen when the plan was carried out.
+            let taken = self.places.homes(tenant).iter().copied().find(|&device| takes(plan, lane_of(device)));
             taken.into_iter().for_each(|taken| self.look_again(context, taken));
             return taken.is_some();
         };
@@ -128,7 +136,7 @@ impl SliceFill {
     fn home_finish(&mut self, context: &mut Context<'_>, tenant: TenantId, waiting: &Waiting) -> Nanos {
         let view = context.view;
         let homes = self.places.homes(tenant).iter().copied();
-        let home: SmallVec<[ReplicaInfo; 4]> = homes
+        let mut home: SmallVec<[ReplicaInfo; 4]> = homes
             .filter(|&device| !view.is_lost(device))
             .filter_map(|device| context.demand.replica_on(tenant, device))
             .collect();
@@ -138,11 +146,19 @@ impl SliceFill {
         if !context.budget.take() {
             return Nanos::ZERO;
         }
+        // As many as there are requests share them, first those that are free: what began first ends first, about.
+        // The last of them say when all is done.
+        home.sort_by_key(|replica| first_of_owner(context, replica.device));
+        home.truncate(waiting.requests.max(1));
         let share = waiting.tokens.div_ceil(home.len() as u64).max(1);
         let tokens = share.min(u64::from(context.demand.token_budget(tenant)).max(1));
         let rounds = share.div_ceil(tokens);
-        let actions: SmallVec<[Action; 4]> =
-            home.iter().map(|replica| prompt_action(replica, tokens, waiting, Rank::OwnerLatency)).collect();
+        let actions: SmallVec<[Action; 4]> = home
+            .iter()
+            .rev()
+            .take(LAST)
+            .map(|replica| prompt_action(replica, tokens, waiting, Rank::OwnerLatency))
+            .collect();
         if self.finish_of_last(context, &actions).is_none() {
             return Nanos::ZERO;
         }
@@ -167,10 +183,17 @@ impl SliceFill {
             .filter_map(|device| context.demand.replica_on(tenant, device))
             .filter(|replica| !replica.in_flight && context.view.is_resident(replica.model, replica.device))
             .collect();
-        let tokens = u64::from(context.demand.token_budget(tenant));
+        // On an empty lane a prompt is done as soon as on any other of its kind: those go first, and one is enough.
+        hosts.sort_by_key(|replica| !runs_nothing(context, replica.device));
+        let (view, tokens) = (context.view, u64::from(context.demand.token_budget(tenant)));
         while left.tokens > 0 && !hosts.is_empty() {
             let mut best: Option<(Nanos, usize)> = None;
+            let mut done: SmallVec<[&Arc<DeviceSpec>; 2]> = SmallVec::new();
             for (index, replica) in hosts.iter().enumerate() {
+                let spec = view.cluster().device(replica.device).map(|device| &device.spec);
+                if spec.is_some_and(|spec| done.contains(&spec)) {
+                    continue;
+                }
                 if !context.budget.take() {
                     break;
                 }
@@ -184,7 +207,13 @@ impl SliceFill {
                     _ => None,
                 };
                 context.say(replica.device, tenant, What::Overflow, rejected, Some(finish));
-                if rejected.is_none() && best.is_none_or(|(other, _)| finish < other) {
+                if rejected.is_some() {
+                    continue;
+                }
+                if runs_nothing(context, replica.device) {
+                    done.extend(spec);
+                }
+                if best.is_none_or(|(other, _)| finish < other) {
                     best = Some((finish, index));
                 }
             }
@@ -232,12 +261,18 @@ pub(super) fn prompt_action(replica: &ReplicaInfo, tokens: u64, waiting: &Waitin
     Action::Run { work: Work::New(Box::new(spec)), lane: lane_of(replica.device), rank }
 }
 
+/// The job of its owner's that is first on the device's lane; jobs are numbered in the order in which they begin.
+fn first_of_owner(context: &Context<'_>, device: DeviceId) -> Option<JobId> {
+    let queue = context.view.lane(lane_of(device))?.queue();
+    queue.iter().find(|entry| entry.rank == Rank::OwnerLatency).map(|entry| entry.job)
+}
+
 /// True if nothing is on the device's lane.
 fn runs_nothing(context: &Context<'_>, device: DeviceId) -> bool {
     context.view.lane(lane_of(device)).is_some_and(|lane| lane.is_empty())
 }
 
 /// True if whatever runs or waits on the device's lane is below `rank`.
-fn runs_below(context: &Context<'_>, device: DeviceId, rank: Rank) -> bool {
+pub(super) fn runs_below(context: &Context<'_>, device: DeviceId, rank: Rank) -> bool {
     context.view.lane(lane_of(device)).is_some_and(|lane| lane.queue().iter().all(|entry| entry.rank < rank))
 }

@@ -46,6 +46,14 @@ pub enum EvaluateError {
         /// Why.
         source: Box<ReplayError>,
     },
+    /// A small case cannot be searched or run.
+    #[error("{case}: {source}")]
+    Oracle {
+        /// Which.
+        case: String,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A run gave a result that cannot be kept.
     #[error("{}: {source}", file.display())]
     Outcome {

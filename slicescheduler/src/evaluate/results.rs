@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::evaluate::capacity::{Capacity, worst_tenant};
+use crate::evaluate::optimum::Optimum;
 use crate::evaluate::outcome::{Outcome, SliceFigures};
 use crate::evaluate::statistics::Interval;
 use crate::evaluate::suite::{Group, Unsupported};
@@ -30,6 +31,9 @@ pub struct Evaluation {
     pub points: Vec<Point>,
     /// The greatest rates that policies serve.
     pub capacities: Vec<Capacities>,
+    /// Policies beside the best schedules of small cases.
+    #[serde(default)]
+    pub optima: Vec<Optimum>,
     /// What is to be reached, and what was.
     pub targets: Vec<Row>,
     /// What targets ask for and could not be shown.

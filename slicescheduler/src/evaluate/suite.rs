@@ -23,6 +23,15 @@
 //! policies = ["static", "slice-fill"]       # every policy if absent
 //! capacity = { least = 0.5, most = 8.0 }    # where to search; not searched if absent
 //! variants = [{ name = "strict", lending = "strict" }, { name = "unshifted", unshifted = true }]
+//!
+//! [[small_cases]]                # policies beside the best schedule, found by search
+//! name = "two owners"
+//! scenario = "oracle"            # at most three devices
+//! requests = 4                   # the first of each tenant; at most twelve of all
+//! duration = "600ms"             # what ends later does not count
+//! rate = 1.0                     # optional
+//! states = 1000000               # optional: where the search ends unproven
+//! policies = ["static", "slice-fill"]
 //! ```
 
 use std::collections::BTreeSet;
@@ -47,6 +56,9 @@ pub struct Suite {
     pub tuning: Option<Tuning>,
     /// What is run.
     pub experiments: Vec<Experiment>,
+    /// Small cases, on which policies are held against the best schedule.
+    #[serde(default)]
+    pub small_cases: Vec<SmallCase>,
     /// What targets ask for and nothing here can show yet, and why.
     #[serde(default)]
     pub unsupported: Vec<Unsupported>,
@@ -134,6 +146,32 @@ pub struct Unsupported {
     pub why: String,
 }
 
+/// A few requests on a few devices, run with every seed of the suite.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct SmallCase {
+    /// Its name, unique in the suite.
+    pub name: String,
+    /// The scenario, by name.
+    pub scenario: String,
+    /// How many requests of each tenant take part, from the first.
+    pub requests: usize,
+    /// When the case is over: what ends later does not count.
+    pub duration: String,
+    /// Factor on every arrival rate.
+    #[serde(default = "one")]
+    pub rate: f64,
+    /// States after which the search ends without a proof.
+    #[serde(default = "states")]
+    pub states: u64,
+    /// The policies that run.
+    pub policies: Vec<String>,
+}
+
+fn states() -> u64 {
+    1_000_000
+}
+
 fn one() -> f64 {
     1.0
 }
@@ -171,11 +209,18 @@ impl Suite {
     /// [`EvaluateError::Suite`] if there are none.
     pub fn keep_only(&mut self, name: &str, file: &Path) -> Result<(), EvaluateError> {
         let group = |experiment: &Experiment| format!("{:?}", experiment.group).to_lowercase() == name;
-        let known: Vec<String> = self.experiments.iter().map(|experiment| experiment.name.clone()).collect();
+        let known: Vec<String> = self
+            .experiments
+            .iter()
+            .map(|experiment| &experiment.name)
+            .chain(self.small_cases.iter().map(|case| &case.name))
+            .cloned()
+            .collect();
         self.experiments.retain(|experiment| experiment.name == name || group(experiment));
-        if self.experiments.is_empty() {
+        self.small_cases.retain(|case| case.name == name || name == "small cases");
+        if self.experiments.is_empty() && self.small_cases.is_empty() {
             let message = format!(
-                "there is no experiment {name:?}: expected workload, regime, ablation or one of {}",
+                "there is no experiment {name:?}: expected workload, regime, ablation, small cases or one of {}",
                 known.join(", ")
             );
             return Err(EvaluateError::Suite { file: file.to_owned(), message });
@@ -194,6 +239,12 @@ impl Suite {
                 return Err(format!("there are two experiments {:?}: expected names of their own", experiment.name));
             }
         }
+        for case in &self.small_cases {
+            case.check()?;
+            if !names.insert(&case.name) {
+                return Err(format!("there are two experiments {:?}: expected names of their own", case.name));
+            }
+        }
         match &self.tuning {
             Some(tuning) => tuning.check(&self.seeds),
             None => Ok(()),
@@ -210,6 +261,19 @@ impl Tuning {
             return Err("tuning: expected at least one seed and one scenario, and 1 to 10000 evaluations".into());
         }
         rate(self.rate)
+    }
+}
+
+impl SmallCase {
+    fn check(&self) -> Result<(), String> {
+        let wrong = |what: String| Err(format!("small case {:?}: {what}", self.name));
+        if self.name.trim().is_empty() || self.requests == 0 || self.states == 0 || self.policies.is_empty() {
+            return wrong("expected a name, a request of each tenant, a state and a policy".into());
+        }
+        if let Some(unknown) = self.policies.iter().find(|name| !policy_names().contains(&name.as_str())) {
+            return wrong(format!("policy {unknown:?}: expected one of {}", policy_names().join(", ")));
+        }
+        rate(self.rate).or_else(wrong)
     }
 }
 
@@ -376,7 +440,7 @@ mod tests {
         let refusal = kept("three").unwrap_err().to_string();
         assert_eq!(
             refusal,
-            "small.toml: there is no experiment \"three\": expected workload, regime, ablation or one of one, two"
+            "small.toml: there is no experiment \"three\": expected workload, regime, ablation, small cases or one of one, two"
         );
     }
 }

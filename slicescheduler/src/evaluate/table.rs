@@ -31,6 +31,7 @@ pub fn render(evaluation: &Evaluation, measured: &Measured, markdown: bool) -> S
         put(title, of_experiment(points));
     }
     put("capacity: the greatest rate at which the worst tenant violates at most 9 % (1 %)", capacities(evaluation));
+    put("small cases: tokens over those of the best schedule, which knows what comes", optima(evaluation));
     put("settings of baselines, found on other seeds", tuned(evaluation));
     put("where another policy is better than slice-fill", losses(evaluation));
     put("what decisions cost (measured)", costs(measured));
@@ -89,6 +90,27 @@ fn capacities(evaluation: &Evaluation) -> Lines {
         for policy in &all.policies {
             let experiment = title(&all.experiment, &all.variant);
             lines.push(vec![experiment, policy.policy.clone(), rate(policy.at_9_percent), rate(policy.at_1_percent)]);
+        }
+    }
+    lines
+}
+
+fn optima(evaluation: &Evaluation) -> Lines {
+    let mut lines = heading(["case", "seed", "requests", "best tokens", "proven", "policy", "of the best"]);
+    for optimum in &evaluation.optima {
+        for (policy, tokens) in &optimum.policies {
+            lines.push(vec![
+                optimum.case.clone(),
+                optimum.seed.to_string(),
+                optimum.requests.to_string(),
+                optimum.best.to_string(),
+                match optimum.best == optimum.at_most {
+                    true => "yes".to_owned(),
+                    false => format!("at most {}", optimum.at_most),
+                },
+                policy.clone(),
+                format!("{:.3}", *tokens as f64 / optimum.best as f64),
+            ]);
         }
     }
     lines

@@ -81,6 +81,17 @@ pub(super) fn rows(evaluation: &Evaluation) -> Vec<Row> {
         geometric_mean(workloads(evaluation).filter(|point| point.strict).filter_map(strict_efficiency)),
         0.92,
     );
+    let shares = evaluation.optima.iter().filter_map(|optimum| {
+        let note = format!("{}, seed {}", optimum.case, optimum.seed);
+        Some((optimum.share(OURS)?, note))
+    });
+    let shares: Vec<_> = shares.collect();
+    rows.at_least(
+        "small cases: tokens over those of the oracle, geometric mean".into(),
+        geometric_mean(shares.iter().map(|(share, _)| *share)),
+        0.9,
+    );
+    rows.least_of("small cases: tokens over those of the oracle, least".into(), shares, 0.9);
     rows.0
 }
 
@@ -335,6 +346,7 @@ mod tests {
                     capacity(OURS, Some(3.0), None),
                 ],
             }],
+            optima: Vec::new(),
             targets: Vec::new(),
             unsupported: Vec::new(),
         }

@@ -459,7 +459,7 @@ fn figures(micros: &mut [u32]) -> LatencyFigures {
 }
 
 /// True if the request's first token was late, or too many of its tokens were.
-fn violates(done: &Completed, slo: Slo) -> bool {
+pub(crate) fn violates(done: &Completed, slo: Slo) -> bool {
     let first_late = done.first_token > slo.due(done.arrival, 0);
     first_late || u64::from(done.late) * 100 > u64::from(done.produced) * LATE_PERCENT
 }
