@@ -236,7 +236,7 @@ fn optima(
     for small in &inputs.suite.small_cases {
         let (scenario, replaced) = suite::scenario(inputs.scenarios, &small.scenario, inputs.data)?;
         stand_ins.extend(replaced);
-        let mut base = Base::new(small.name.clone(), scenario, Conditions::default());
+        let mut base = Base::new(small.name.clone(), scenario, small.conditions());
         base.last(Some(&small.duration), None)?;
         cases.extend(inputs.suite.seeds.iter().map(|&seed| (small, base.clone(), seed)));
     }

@@ -30,6 +30,7 @@
 //! requests = 4                   # the first of each tenant; at most twelve of all
 //! duration = "600ms"             # what ends later does not count
 //! rate = 1.0                     # optional
+//! ttft_ms = 100                  # optional, as in variants
 //! states = 1000000               # optional: where the search ends unproven
 //! policies = ["static", "slice-fill"]
 //! ```
@@ -161,6 +162,9 @@ pub struct SmallCase {
     /// Factor on every arrival rate.
     #[serde(default = "one")]
     pub rate: f64,
+    /// Another time to first token of all latency-sensitive tenants, in milliseconds.
+    #[serde(default)]
+    pub ttft_ms: Option<u64>,
     /// States after which the search ends without a proof.
     #[serde(default = "states")]
     pub states: u64,
@@ -273,7 +277,15 @@ impl SmallCase {
         if let Some(unknown) = self.policies.iter().find(|name| !policy_names().contains(&name.as_str())) {
             return wrong(format!("policy {unknown:?}: expected one of {}", policy_names().join(", ")));
         }
+        if let Some(objection) = self.conditions().objection() {
+            return wrong(objection.into());
+        }
         rate(self.rate).or_else(wrong)
+    }
+
+    /// What is changed in its scenario.
+    pub(super) fn conditions(&self) -> Conditions {
+        Conditions { ttft_ms: self.ttft_ms, ..Conditions::default() }
     }
 }
 
@@ -397,6 +409,13 @@ mod tests {
         name = "two"
         group = "ablation"
         scenario = "b"
+
+        [[small_cases]]
+        name = "three"
+        scenario = "c"
+        requests = 4
+        duration = "2s"
+        policies = ["slice-fill"]
     "#;
 
     fn parse(text: &str) -> Result<Suite, String> {
@@ -423,6 +442,10 @@ mod tests {
             ("ttft_ms = 100", "ttft_ms = 0", "variant \"tight\": times are from 1 ms to one hour"),
             ("ttft_ms = 100", "tfft_ms = 100", "unknown field `tfft_ms`"),
             ("seeds = 1\n", "seeds = 3\n", "expected at most the 2 seeds of the suite"),
+            ("requests = 4", "requests = 0", "small case \"three\": expected a name, a request of each tenant"),
+            ("[\"slice-fill\"]", "[\"magic\"]", "small case \"three\": policy \"magic\": expected one of static,"),
+            ("\"2s\"", "\"2s\"\nttft_ms = 0", "small case \"three\": times are from 1 ms to one hour"),
+            ("name = \"three\"", "name = \"two\"", "there are two experiments \"two\": expected names of their own"),
         ] {
             assert!(SMALL.contains(old), "{old}");
             let refusal = parse(&SMALL.replace(old, new)).unwrap_err();
@@ -434,13 +457,15 @@ mod tests {
     fn experiments_are_kept_by_name_and_by_group() {
         let kept = |name: &str| {
             let mut suite = parse(SMALL).unwrap();
-            suite.keep_only(name, Path::new("small.toml")).map(|()| suite.experiments.len())
+            let kept = suite.keep_only(name, Path::new("small.toml"));
+            kept.map(|()| (suite.experiments.len(), suite.small_cases.len()))
         };
-        assert_eq!((kept("two").unwrap(), kept("workload").unwrap()), (1, 1));
-        let refusal = kept("three").unwrap_err().to_string();
+        assert_eq!((kept("two").unwrap(), kept("workload").unwrap()), ((1, 0), (1, 0)));
+        assert_eq!((kept("three").unwrap(), kept("small cases").unwrap()), ((0, 1), (0, 1)));
+        let refusal = kept("four").unwrap_err().to_string();
         assert_eq!(
             refusal,
-            "small.toml: there is no experiment \"three\": expected workload, regime, ablation, small cases or one of one, two"
+            "small.toml: there is no experiment \"four\": expected workload, regime, ablation, small cases or one of one, two, three"
         );
     }
 }
