@@ -175,7 +175,6 @@ fn an_out_that_is_a_file_is_refused() {
     assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
 }
 
-/// The keys of an object.
 #[test]
 fn a_folder_that_cannot_be_written_is_refused_before_anything_runs_and_figures_are_printed_whatever_happens() {
     let folder = folder("out-refused");
@@ -198,6 +197,7 @@ fn a_folder_that_cannot_be_written_is_refused_before_anything_runs_and_figures_a
     assert_eq!(fs::read_dir(&out).unwrap().count(), 1, "nothing unfinished is left");
 }
 
+/// The keys of an object.
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
 }
@@ -255,6 +255,10 @@ fn out_gets_three_whole_files() {
     let read = |name: &str| fs::read_to_string(out.join(name)).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&read("summary.json")).unwrap(), printed);
     let timeline: Value = serde_json::from_str(&read("timeline.json")).unwrap();
+    let graph =
+        Command::new(env!("CARGO_BIN_EXE_graph")).arg("import").arg(out.join("timeline.json")).output().unwrap();
+    let refusal = String::from_utf8(graph.stderr).unwrap();
+    assert!(refusal.contains("a timeline that SliceScheduler exported"), "{refusal}");
     let events = timeline["traceEvents"].as_array().unwrap();
     let spans = events.iter().filter(|event| event["ph"] == "X").count();
     assert!(spans > 100, "{spans} spans among {} events", events.len());

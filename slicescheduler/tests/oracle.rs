@@ -8,6 +8,7 @@ use slicescheduler::bound::oracle::{Best, Case};
 use slicescheduler::bound::trial::tokens_of;
 use slicescheduler::replay::policy;
 use slicescheduler::scenario::{PolicySpec, Scenario};
+use slicescheduler_scheduler::SliceFill;
 use slicescheduler_simulator::world::WorldCost;
 
 /// Two owners with bursts of prompts, each as long as half of the time to first token or longer, and a backlog.
@@ -76,11 +77,20 @@ fn slice_fill_is_within_a_tenth_of_the_oracle() {
 #[test]
 fn requests_whose_service_level_is_violated_count_for_nobody() {
     let (best, tokens) = beside_the_oracle(&scenario(1, 2), &["static", "slice-fill"]);
-    let (case, _) =
-        Case::of_scenario(&scenario(1, 2), &slicescheduler_scheduler::SliceFill::default(), &WorldCost::default(), 4)
-            .unwrap();
+    let (case, _) = Case::of_scenario(&scenario(1, 2), &SliceFill::default(), &WorldCost::default(), 4).unwrap();
     let backlog = case.requests.iter().filter(|known| known.slo.is_none());
     let backlog: u64 = backlog.map(|known| u64::from(known.sizes.prompt) + u64::from(known.sizes.output)).sum();
     assert!(backlog > 0 && best.is_proven());
     assert_eq!((best.tokens, tokens), (backlog, vec![backlog, backlog]));
+}
+
+/// Policies cut prompts that are longer than an iteration; the oracle would leave them out and be no bound.
+#[test]
+fn prompts_that_the_oracle_cannot_compute_are_refused() {
+    let mut scenario = scenario(1, 150);
+    scenario.engine.token_budget = 2048;
+    let (policy, model) = (SliceFill::default(), WorldCost::default());
+    let refusal = Case::of_scenario(&scenario, &policy, &model, 4);
+    let refusal = refusal.unwrap_err().to_string();
+    assert!(refusal.contains("a prompt of 4000 tokens fits no device whole, which take 2048"), "{refusal}");
 }

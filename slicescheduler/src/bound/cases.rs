@@ -33,6 +33,19 @@ pub enum ScenarioCaseError {
     /// The cost model is not made of rooflines.
     #[error(transparent)]
     NoRoofline(#[from] NoRoofline),
+    /// The oracle computes prompts whole, and no device can.
+    #[error(
+        "a request of tenant {tenant} with a prompt of {prompt} tokens fits no device whole, which take {budget} at a time: \
+         expected a token_budget of as many, or a max_prompt"
+    )]
+    NeverWhole {
+        /// Whose request.
+        tenant: usize,
+        /// Tokens of its prompt.
+        prompt: u32,
+        /// The most that a device of its tenant takes.
+        budget: u64,
+    },
 }
 
 /// Iterations by a cost model, operator by operator: [`Durations`] of replicas, one device each.
@@ -133,10 +146,26 @@ impl Case {
             }
         });
         let case = Self { requests, devices: places.collect(), horizon: scenario.duration };
+        case.is_computed_whole()?;
         let template = |&model: &ModelId| view.model(model).map(|model| model.template.clone());
         let templates = setup.models.iter().filter_map(template).collect();
         let devices = view.cluster().devices().iter().map(|device| DeviceSpec::clone(&device.spec)).collect();
         Ok((case, Modelled::new(model, templates, devices)?))
+    }
+}
+
+impl Case {
+    /// An error if the prompt of a request fits no device of its tenant, so that policies, which cut it, could do what the
+    /// oracle cannot.
+    fn is_computed_whole(&self) -> Result<(), ScenarioCaseError> {
+        for &Known { tenant, sizes: Sizes { prompt, .. }, .. } in &self.requests {
+            let places = self.devices.iter().filter(|place| place.tenants.contains(&tenant));
+            let budget = places.map(|place| place.token_budget.min(place.cache)).max().unwrap_or(0);
+            if u64::from(prompt) > budget {
+                return Err(ScenarioCaseError::NeverWhole { tenant, prompt, budget });
+            }
+        }
+        Ok(())
     }
 }
 
