@@ -21,6 +21,7 @@
 //! | [`prefix_cache`] | which blocks of a replica hold the beginning of which prompt |
 //! | iteration | the rule itself |
 //! | replica, tenant | sequences of a replica; the queue of a tenant |
+//! | undisturbed | stretches of decoding as one |
 //! | forecast | the same rule as a [`Continuation`] |
 //!
 //! [`Continuation`]: slicescheduler_gmg::plan::Continuation
@@ -32,6 +33,7 @@ pub mod prefix_cache;
 mod replica;
 mod sequence;
 mod tenant;
+mod undisturbed;
 
 pub use forecast::ReplicaForecast;
 pub(crate) use iteration::late_prefix;

@@ -20,6 +20,8 @@ pub struct ReplicaForecast {
     waiting: VecDeque<Sequence>,
     options: BatchOptions,
     limits: BatchLimits,
+    /// Iterations behind the one in flight that [nothing disturbs](super::Batcher::undisturbed).
+    undisturbed: u32,
     scratch: Iteration,
 }
 
@@ -31,7 +33,7 @@ impl ReplicaForecast {
         options: BatchOptions,
         limits: BatchLimits,
     ) -> Self {
-        Self { id, state, waiting, options, limits, scratch: Iteration::default() }
+        Self { id, state, waiting, options, limits, undisturbed: 0, scratch: Iteration::default() }
     }
 
     fn absorb(&mut self, finished: &JobSpec, at: Nanos) {
@@ -56,10 +58,23 @@ impl ReplicaForecast {
 
 impl Continuation for ReplicaForecast {
     fn next(&mut self, finished: &JobSpec, at: Nanos) -> Option<JobSpec> {
-        if finished.key.tenant == self.id.tenant.0 && finished.key.replica == self.id.index {
+        let key = finished.key;
+        let mut undisturbed = 0;
+        if key.tenant == self.id.tenant.0 && key.replica == self.id.index {
+            if self.undisturbed > 0 && key.iteration + 1 == self.state.iteration {
+                self.undisturbed -= 1;
+                let next = self.state.go_on(self.id, at, self.options.block_tokens);
+                let grown = next.new_blocks() as u32;
+                self.limits.new_blocks = self.limits.new_blocks.saturating_sub(grown);
+                return Some(next);
+            }
             self.absorb(finished, at);
+            undisturbed = self.state.undisturbed(&self.waiting, &self.options, self.limits);
         }
-        self.form()
+        let formed = self.form();
+        // The first of them is in flight now.
+        self.undisturbed = undisturbed.saturating_sub(1);
+        formed
     }
 
     fn fork(&self) -> Box<dyn Continuation> {
@@ -68,7 +83,8 @@ impl Continuation for ReplicaForecast {
 
     /// Not known with a prefix cache, which is too large to go through at every step.
     fn state_hash(&self) -> Option<u64> {
-        let Self { id, state, waiting, options, limits, scratch: _ } = self;
+        // How many iterations nothing disturbs follows from the rest.
+        let Self { id, state, waiting, options, limits, undisturbed: _, scratch: _ } = self;
         let ReplicaState { device, model, running, cache: None, in_flight, iteration } = state else { return None };
         let mut hasher = IdHasher::default();
         (id, device, model, running, in_flight, iteration, waiting, options, limits).hash(&mut hasher);

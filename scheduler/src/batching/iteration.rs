@@ -60,11 +60,7 @@ impl Iteration {
 
     /// The dims of the iteration's job.
     pub fn binding(&self) -> Binding {
-        Binding::default()
-            .bind(TOKENS, u64::from(self.tokens))
-            .bind(SEQUENCES, u64::from(self.emits))
-            .bind(CONTEXT, self.context)
-            .bind(PAIRS, self.pairs)
+        binding(self.tokens, self.emits, self.context, self.pairs)
     }
 
     fn reset(&mut self) {
@@ -98,6 +94,15 @@ impl Iteration {
             self.answers_due = self.answers_due.min(sequence.next_due());
         }
     }
+}
+
+/// The dims of the job of an iteration: tokens computed, rows that emit one, tokens of cache read, query-key pairs.
+pub(super) fn binding(tokens: u32, emits: u32, context: u64, pairs: u64) -> Binding {
+    Binding::default()
+        .bind(TOKENS, u64::from(tokens))
+        .bind(SEQUENCES, u64::from(emits))
+        .bind(CONTEXT, context)
+        .bind(PAIRS, pairs)
 }
 
 /// Plans the next iteration of a replica into `iteration`, without changing anything. `cache` is the

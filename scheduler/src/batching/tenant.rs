@@ -71,6 +71,10 @@ impl Batcher {
         &self.replicas
     }
 
+    pub(super) fn replica_mut(&mut self, index: u32) -> Option<&mut ReplicaState> {
+        self.replicas.get_mut(index as usize)
+    }
+
     /// The replica on `device`.
     pub fn replica_on(&self, device: DeviceId) -> Option<ReplicaId> {
         let index = self.by_device.get(device.index()).copied().flatten()?;
@@ -126,7 +130,7 @@ impl Batcher {
         }
     }
 
-    fn capped(&self, limits: BatchLimits) -> BatchLimits {
+    pub(super) fn capped(&self, limits: BatchLimits) -> BatchLimits {
         BatchLimits {
             tokens: limits.tokens.min(self.options.token_budget),
             sequences: limits.sequences.min(self.options.max_sequences),
