@@ -23,6 +23,7 @@ mod growth;
 mod lanes;
 mod mirror;
 mod outcome;
+mod part;
 mod pieces;
 mod scratch;
 mod simulation;

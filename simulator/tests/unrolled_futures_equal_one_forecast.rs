@@ -237,6 +237,24 @@ proptest! {
 }
 
 #[test]
+fn actions_of_a_trial_that_have_nothing_to_do_with_each_other_are_simulated_once() {
+    let mut rig = Rig::new();
+    let base = rig.timeline.unroll(NOW, rhythms([80_000_000; DEVICES as usize]), HORIZON);
+    let mut trial = rig.timeline.trial(&base);
+    trial.carry_out(&[Rig::run(0, 64, Rank::GuestBestEffort)]).unwrap();
+    let first = trial.current().clone();
+    trial.carry_out(&[Rig::run(1, 64, Rank::GuestBestEffort)]).unwrap();
+    let second = trial.current().clone();
+    assert_eq!(first.changed_from(&base).collect::<Vec<_>>(), [DeviceId(0)]);
+    assert_eq!(second.changed_from(&first).collect::<Vec<_>>(), [DeviceId(1)], "the first device is kept");
+    trial.carry_out(&[Rig::run(0, 32, Rank::GuestBestEffort)]).unwrap();
+    let third = trial.current().clone();
+    assert_eq!(third.changed_from(&second).collect::<Vec<_>>(), [DeviceId(0)]);
+    let actions: Vec<_> = third.runs().filter_map(|run| run.action).collect();
+    assert_eq!(actions, [0, 2, 1], "by device and start; numbers are those of the whole trial");
+}
+
+#[test]
 fn a_future_that_is_reached_again_is_not_computed_again() {
     let mut rig = Rig::new();
     let grids = [80_000_000; DEVICES as usize];

@@ -136,7 +136,7 @@ impl Simulation<'_> {
     /// Orders the pieces of every job behind what they need.
     pub(super) fn connect_pieces(&mut self) -> Result<(), WhatIfError> {
         let mut connected: SmallVec<[JobId; 2]> = SmallVec::new();
-        for action in self.actions {
+        for (_, action) in self.chosen() {
             let Action::Run { work: Work::Existing { job, .. }, .. } = action else { continue };
             if !connected.contains(job) {
                 connected.push(*job);

@@ -96,6 +96,8 @@ pub(super) struct Scratch {
     pub(super) made: Vec<Arc<JobSpec>>,
     pub(super) weights: Vec<(ModelId, DeviceId, Weights)>,
     pub(super) loads_begun: bool,
+    /// True if bytes move over links.
+    pub(super) moves: bool,
     pub(super) route: Vec<LinkRef>,
 }
 
@@ -109,5 +111,6 @@ impl Scratch {
         self.made.clear();
         self.weights.clear();
         self.loads_begun = false;
+        self.moves = false;
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct Simulation<'a> {
     pub(super) mirror: &'a Mirror,
     pub(super) scratch: &'a mut Scratch,
     pub(super) actions: &'a [Action],
+    /// By action: false if it is left out, as if it had not been asked for. All take part that this does not reach.
+    pub(super) takes_part: &'a [bool],
     pub(super) now: Nanos,
 }
 
@@ -40,7 +42,13 @@ impl<'a> Simulation<'a> {
         scratch.clear();
         scratch.engine.reset(now);
         scratch.engine.set_launched_window(window);
-        Self { mirror, scratch, actions, now }
+        Self { mirror, scratch, actions, takes_part: &[], now }
+    }
+
+    /// The actions that take part, by number.
+    pub(super) fn chosen(&self) -> impl Iterator<Item = (usize, &'a Action)> + use<'a> {
+        let (actions, takes_part) = (self.actions, self.takes_part);
+        actions.iter().enumerate().filter(move |(index, _)| takes_part.get(*index).is_none_or(|takes_part| *takes_part))
     }
 
     /// Takes in everything that is queued anywhere.
@@ -51,9 +59,8 @@ impl<'a> Simulation<'a> {
     }
 
     pub(super) fn carry_out_actions(&mut self) -> Result<(), WhatIfError> {
-        let actions = self.actions;
         let (mut pieces, mut waits) = (false, false);
-        for (index, action) in actions.iter().enumerate() {
+        for (index, action) in self.chosen() {
             match action {
                 Action::Run { work: Work::New(spec), lane, rank } => {
                     waits |= !spec.after.is_empty();
@@ -83,7 +90,7 @@ impl<'a> Simulation<'a> {
 
     /// Orders new jobs behind those that they wait for.
     fn connect_new(&mut self) -> Result<(), WhatIfError> {
-        for (index, action) in self.actions.iter().enumerate() {
+        for (index, action) in self.chosen() {
             let Action::Run { work: Work::New(spec), .. } = action else { continue };
             let run = self.scratch.runs.iter().find(|run| run.origin == Origin::Action(index));
             let Some(node) = run.map(Run::first) else { continue };
@@ -392,6 +399,7 @@ impl<'a> Simulation<'a> {
     pub(super) fn add_transfer(&mut self, from: Endpoint, to: DeviceId, bytes: Bytes, at: Nanos) -> Option<NodeRef> {
         let cluster = &self.mirror.cluster;
         let route = cluster.route(from, Endpoint::Device(to))?;
+        self.scratch.moves = true;
         let Scratch { engine, links, route: buffer, .. } = &mut *self.scratch;
         buffer.clear();
         for id in route.links() {

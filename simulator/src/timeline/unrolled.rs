@@ -20,6 +20,7 @@ use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use super::Timeline;
 use super::mirror::Mirror;
+use super::part::Part;
 use super::scratch::Scratch;
 use super::simulation::Simulation;
 use crate::engine::{DeviceRef, MemoryState};
@@ -50,6 +51,8 @@ struct DeviceFuture {
     /// If there is work on one lane only: whenever nothing was left on it.
     steps: Vec<Step>,
 }
+
+type Futures = Vec<(DeviceId, Arc<DeviceFuture>)>;
 
 /// A continuation made a job.
 #[derive(Clone, Debug)]
@@ -149,6 +152,23 @@ impl Timeline {
         actions: &[Action],
         continuations: Continuations,
     ) -> Result<Unrolled, WhatIfError> {
+        let (futures, _) = self.futures_of(base, actions, (&[], 0), continuations)?;
+        let mut answer = base.clone();
+        for (device, future) in futures {
+            answer.devices[device.index()] = future;
+        }
+        Ok(answer)
+    }
+
+    /// The futures of the devices that the `actions` from number `from` on touch, with those of the earlier ones, which
+    /// are in `parts`, that have to do with these: the other devices are as they were before.
+    fn futures_of(
+        &mut self,
+        base: &Unrolled,
+        actions: &[Action],
+        (parts, from): (&[Part], usize),
+        continuations: Continuations,
+    ) -> Result<(Futures, Part), WhatIfError> {
         if base.version != self.mirror.version {
             return Err(WhatIfError::Gap { seen: base.version, next: self.mirror.version });
         }
@@ -157,12 +177,36 @@ impl Timeline {
             return Err(WhatIfError::StaleDurations);
         }
         let Self { mirror, scratch, window, .. } = self;
-        let mut simulation = Simulation::new(mirror, scratch, actions, base.now, *window);
-        simulation.carry_out_actions()?;
-        for (lane, _) in &continuations {
-            simulation.lane(*lane);
-        }
-        simulation.complete_devices();
+        let mut takes_part: Vec<bool> = (0..actions.len()).map(|index| index >= from).collect();
+        let part = loop {
+            let mut simulation = Simulation::new(mirror, scratch, actions, base.now, *window);
+            simulation.takes_part = &takes_part;
+            let left_out = takes_part.contains(&false);
+            match simulation.carry_out_actions() {
+                Ok(()) => {}
+                // It may need what an earlier one does.
+                Err(_) if left_out => {
+                    takes_part.fill(true);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            for (lane, _) in &continuations {
+                simulation.lane(*lane);
+            }
+            simulation.complete_devices();
+            let part = Part::of(&simulation);
+            if !left_out {
+                break part;
+            }
+            let concerned = parts.iter().filter(|other| part.has_to_do_with(other)).flat_map(|other| &other.actions);
+            let before = takes_part.clone();
+            concerned.for_each(|&index| takes_part[index] = true);
+            if takes_part == before {
+                break part;
+            }
+        };
+        let mut simulation = Simulation { mirror, scratch, actions, takes_part: &takes_part, now: base.now };
         let touched: Vec<DeviceId> = simulation.scratch.in_use.clone();
         // What goes on from now: what the question says, else what the base says.
         let mut pristine = continuations;
@@ -175,19 +219,21 @@ impl Timeline {
         }
         let alone = touched.first().filter(|_| touched.len() == 1).and_then(|device| base.devices.get(device.index()));
         let mut future = unroll(&mut simulation, base.horizon, &pristine, alone.map(|future| &**future));
-        let mut answer = base.clone();
         let mut runs = std::mem::take(&mut future.runs);
-        for &device in &touched {
-            let (its, others): (Vec<_>, Vec<_>) = runs.into_iter().partition(|run| run.lane.device == device);
+        let of_device = |device: DeviceId| {
+            let (its, others): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut runs).into_iter().partition(|run| run.lane.device == device);
             runs = others;
-            let (continuations, others) = pristine.into_iter().partition(|(lane, _)| lane.device == device);
+            let (continuations, others) =
+                std::mem::take(&mut pristine).into_iter().partition(|(lane, _)| lane.device == device);
             pristine = others;
             let memory = future.memory.iter().copied().find(|memory| memory.device == device);
             let steps = std::mem::take(&mut future.steps);
-            answer.devices[device.index()] =
-                Arc::new(DeviceFuture { runs: its, memory, operators: future.operators, continuations, steps });
-        }
-        Ok(answer)
+            let operators = future.operators;
+            (device, Arc::new(DeviceFuture { runs: its, memory, operators, continuations, steps }))
+        };
+        let futures = touched.into_iter().map(of_device).collect();
+        Ok((futures, part))
     }
 
     /// Brings a future up to date with what was observed since: devices that no delta touched, and
@@ -225,6 +271,7 @@ impl Timeline {
             base: base.clone(),
             current: base.clone(),
             actions: Vec::new(),
+            parts: Vec::new(),
             journal: Vec::new(),
         }
     }
@@ -316,14 +363,16 @@ fn unroll(
     Future { runs: answer.runs, memory: answer.memory, operators: answer.operators, steps }
 }
 
-/// A session of changes on top of an [`Unrolled`] future: the inner loop of a search. More actions cost the
-/// devices that any action so far touches; going back costs no simulation.
+/// A session of changes on top of an [`Unrolled`] future: the inner loop of a search. More actions cost the devices that
+/// they touch, and those of earlier ones that they depend on; going back costs no simulation.
 #[derive(Debug)]
 pub struct TimelineTrial<'a> {
     timeline: &'a mut Timeline,
     base: Unrolled,
     current: Unrolled,
     actions: Vec<Action>,
+    /// What was simulated together; the latest that an action is in holds.
+    parts: Vec<Part>,
     /// What devices were before they were changed, oldest first.
     journal: Vec<(u32, Arc<DeviceFuture>)>,
 }
@@ -332,6 +381,7 @@ pub struct TimelineTrial<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct TimelineMark {
     actions: usize,
+    parts: usize,
     journal: usize,
 }
 
@@ -341,20 +391,20 @@ impl TimelineTrial<'_> {
         &self.current
     }
 
-    /// Carries out more actions, behind those so far. All of them are simulated together, since they may depend on each
-    /// other: O(work up to the horizon on the devices that they touch).
+    /// Carries out more actions, behind those so far. They are simulated together with those of the earlier ones that
+    /// have to do with them: that touch the same devices, name the same jobs, or move bytes as they do. O(work up to
+    /// the horizon on the devices that these touch).
     ///
     /// # Errors
     /// When one of them cannot be carried out; then none of them is.
     pub fn carry_out(&mut self, actions: &[Action]) -> Result<(), WhatIfError> {
         let before = self.actions.len();
         self.actions.extend_from_slice(actions);
-        match self.timeline.what_if_unrolled(&self.base, &self.actions, Vec::new()) {
-            Ok(next) => {
-                let changed: Vec<DeviceId> = next.changed_from(&self.current).collect();
-                for device in changed {
-                    let now = next.devices[device.index()].clone();
-                    let was = std::mem::replace(&mut self.current.devices[device.index()], now);
+        match self.timeline.futures_of(&self.base, &self.actions, (&self.parts, before), Vec::new()) {
+            Ok((futures, part)) => {
+                self.parts.push(part);
+                for (device, future) in futures {
+                    let was = std::mem::replace(&mut self.current.devices[device.index()], future);
                     self.journal.push((device.0, was));
                 }
                 Ok(())
@@ -368,12 +418,13 @@ impl TimelineTrial<'_> {
 
     /// The state now.
     pub fn mark(&self) -> TimelineMark {
-        TimelineMark { actions: self.actions.len(), journal: self.journal.len() }
+        TimelineMark { actions: self.actions.len(), parts: self.parts.len(), journal: self.journal.len() }
     }
 
     /// Goes back to a state of this trial. O(devices that were computed since).
     pub fn rollback(&mut self, mark: TimelineMark) {
         self.actions.truncate(mark.actions);
+        self.parts.truncate(mark.parts);
         while self.journal.len() > mark.journal {
             if let Some((device, was)) = self.journal.pop() {
                 self.current.devices[device as usize] = was;
