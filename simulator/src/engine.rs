@@ -62,6 +62,7 @@ mod node;
 mod order;
 mod run;
 mod share;
+mod store;
 mod tournament;
 mod turn;
 
@@ -90,6 +91,7 @@ use memory::Tracked;
 pub(crate) use network::Network;
 use node::{NONE, Phase, Span, State};
 use share::{Device, Rating};
+use store::Store;
 
 /// The last node of a watched lane ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,21 +126,21 @@ struct Edge {
     next: u32,
 }
 
-/// Bytes that a node holds. The holds of a node are neighbours.
+/// Bytes that a node holds.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     taken: Bytes,
     freed: Bytes,
     device: u32,
+    /// What else the same node holds.
+    next: u32,
     kind: ByteKind,
-    last: bool,
 }
 
 impl Held {
-    /// The hold of the same node behind this one, which is at `index`.
-    fn next(&self, index: u32) -> u32 {
-        if self.last { NONE } else { index + 1 }
-    }
+    /// Nothing, of no device.
+    const NONE: Self =
+        Self { taken: Bytes::ZERO, freed: Bytes::ZERO, device: NONE, next: NONE, kind: ByteKind::Activations };
 }
 
 /// A job's durations and demands.
@@ -152,20 +154,21 @@ struct Work {
 /// The event engine. Reused from one simulation to the next: in steady state it does not allocate.
 #[derive(Debug, Default)]
 pub struct Engine {
+    /// By place.
     nodes: Vec<State>,
+    store: Store,
     lanes: Vec<Lane>,
     costs: Vec<Work>,
     demands: Vec<JobDemand>,
     devices: Vec<Device>,
     dispatchers: Vec<Dispatcher>,
-    holds: Vec<Held>,
     edges: Vec<Edge>,
     network: Network,
     /// True if flows or links changed in this instant.
     network_changed: bool,
     gangs: Vec<Gang>,
     gang_members: Vec<u32>,
-    /// By node, as far as there are members of gangs.
+    /// By place, as far as there are members of gangs.
     gang_of: Vec<u32>,
     /// Operators that are collectives, ascending.
     collectives: Vec<Vec<u32>>,
@@ -181,8 +184,9 @@ pub struct Engine {
     timers: Vec<(Nanos, Timer)>,
     timer: usize,
     changes: Vec<Change>,
-    /// Nodes from here on were added since the last run.
-    fresh: usize,
+    /// Places of nodes that were added since the last run and may start at once, if they are on no lane or the first run
+    /// was before.
+    fresh: Vec<u32>,
     begun: bool,
     now: Nanos,
     /// The latest that `now` has been: groups that run ahead are later than others.
@@ -209,7 +213,7 @@ pub struct Engine {
     drained: Vec<u32>,
     /// Nodes that nothing holds back any more since a plain group moved on.
     told: Vec<u32>,
-    /// Nodes from here on have not been read ahead.
+    /// Nodes from this place on have not been read ahead.
     read: u32,
     arrived: Vec<u32>,
     rating: Rating,
@@ -221,12 +225,12 @@ impl Engine {
     /// Forgets everything and starts at time zero. Nothing will end before `floor`.
     pub fn reset(&mut self, floor: Nanos) {
         self.nodes.clear();
+        self.store.clear();
         self.lanes.clear();
         self.costs.clear();
         self.demands.clear();
         self.devices.clear();
         self.dispatchers.clear();
-        self.holds.clear();
         self.edges.clear();
         self.network.reset();
         self.network_changed = false;
@@ -237,7 +241,7 @@ impl Engine {
         self.timers.clear();
         self.timer = 0;
         self.changes.clear();
-        self.fresh = 0;
+        self.fresh.clear();
         self.begun = false;
         self.groups.clear();
         self.grouped.clear();
@@ -341,19 +345,21 @@ impl Engine {
     /// Adds work. Between two runs, work whose release is past is released then. Work with a
     /// reference that is not of this simulation never runs.
     pub fn add(&mut self, node: Node) -> NodeRef {
-        let id = self.nodes.len() as u32;
+        let number = self.store.count();
         let known = !matches!(node.span, Span::Operators { cost, .. } if cost as usize >= self.costs.len());
         let lane = node.lane.map_or(NONE, |lane| lane.0);
-        let lane = match self.lanes.get_mut(lane as usize) {
-            Some(queues) if known => {
-                queues.push(&mut self.nodes, id, node.rank as usize);
-                queues.has_operators |= !matches!(node.span, Span::Fixed { .. });
-                lane
-            }
-            _ => NONE,
-        };
-        self.nodes.push(State::new(&node, lane));
-        NodeRef(id)
+        let lane = if known && (lane as usize) < self.lanes.len() { lane } else { NONE };
+        let place = self.store.add(&mut self.nodes, lane, self.lanes.len(), State::new(&node, lane, number));
+        if let Some(queues) = self.lanes.get_mut(lane as usize) {
+            queues.push(&mut self.nodes, place, node.rank as usize);
+            queues.has_operators |= !matches!(node.span, Span::Fixed { .. });
+        }
+        if node.release > self.now {
+            self.timers.push((node.release, Timer::Release(number)));
+        } else if self.begun || lane == NONE {
+            self.fresh.push(place);
+        }
+        NodeRef(number)
     }
 
     /// Adds a transfer of `bytes` over `links`.
@@ -364,8 +370,9 @@ impl Engine {
 
     /// Bytes that a node holds. To be called before another node is added.
     pub fn hold(&mut self, node: NodeRef, hold: Hold) {
-        let is_last = node.0 as usize + 1 == self.nodes.len();
-        let Some(state) = self.nodes.last_mut().filter(|_| is_last) else { return };
+        let place = self.store.place(node.0);
+        let is_last = node.0.wrapping_add(1) == self.store.count();
+        let Some(state) = self.nodes.get(place as usize).filter(|_| is_last) else { return };
         let Hold { device, kind, taken, freed } = hold;
         if let Some(held) = self.devices.get_mut(device.0 as usize) {
             match self.lanes.get_mut(state.lane as usize) {
@@ -373,23 +380,18 @@ impl Engine {
                 Some(lane) => (lane.strays, held.visited) = (true, true),
                 None => held.visited = true,
             }
-            if state.first_hold == NONE {
-                state.first_hold = self.holds.len() as u32;
-            } else if let Some(previous) = self.holds.last_mut() {
-                previous.last = false;
-            }
-            self.holds.push(Held { taken, freed, device: device.0, kind, last: true });
+            self.store.hold(place, Held { taken, freed, device: device.0, kind, next: NONE });
         }
     }
 
     /// `node` must not start before `predecessor` is done. To be called before the run that `node`
     /// takes part in; a predecessor that is done already is no obstacle.
     pub fn add_edge(&mut self, predecessor: NodeRef, node: NodeRef) {
-        let (from, to) = (predecessor.0 as usize, node.0 as usize);
+        let [from, to] = [predecessor, node].map(|node| self.store.place(node.0) as usize);
         if from >= self.nodes.len() || to >= self.nodes.len() || self.nodes[from].phase == Phase::Done {
             return;
         }
-        self.edges.push(Edge { to: node.0, next: self.nodes[from].first_edge });
+        self.edges.push(Edge { to: to as u32, next: self.nodes[from].first_edge });
         self.nodes[from].first_edge = (self.edges.len() - 1) as u32;
         self.nodes[from].informs_others |= self.nodes[to].lane == NONE;
         self.nodes[to].waits += 1;
@@ -433,13 +435,13 @@ impl Engine {
     /// When `node` ran. [`None`] if it did not start before the horizon, was cut and did not go on
     /// before it, or was taken back before it ran.
     pub fn ran(&self, node: NodeRef) -> Option<Ran> {
-        self.nodes.get(node.0 as usize).and_then(State::ran)
+        self.nodes.get(self.store.place(node.0) as usize).and_then(State::ran)
     }
 
     /// The first operator of `node` that is not done at the horizon. For a node that runs then:
     /// the one at the first boundary that is not before it.
     pub fn progress(&self, node: NodeRef, horizon: Nanos) -> u32 {
-        let Some(state) = self.nodes.get(node.0 as usize) else { return 0 };
+        let Some(state) = self.nodes.get(self.store.place(node.0) as usize) else { return 0 };
         let Span::Operators { cost, next, end } = state.span else { return 0 };
         let Some(lane) = self.lanes.get(state.lane as usize).filter(|_| state.phase == Phase::Running) else {
             return next;

@@ -1,5 +1,6 @@
 //! Differential: groups of lanes that run ahead of each other report what they do when all go in step, which a watched
-//! lane makes them do. What goes in step is held against a ticking clock elsewhere.
+//! lane makes them do. What goes in step is held against a ticking clock elsewhere. And where nodes lie in memory, which
+//! depends on the number of lanes, changes nothing either.
 
 use std::sync::Arc;
 
@@ -122,11 +123,14 @@ struct Setting {
     link: slicescheduler_simulator::engine::LinkRef,
 }
 
-fn run(scenario: &Scenario, in_step: bool) -> Answer {
+fn run(scenario: &Scenario, in_step: bool, crowded: bool) -> Answer {
     let mut engine = Engine::default();
     let devices: Vec<_> = LANES_OF.iter().map(|_| engine.add_device(MemoryState::of(Bytes(100)))).collect();
     let mut setting =
         Setting { lanes: Vec::new(), device_of: Vec::new(), link: engine.add_link(Bandwidth(5_000_000_000)) };
+    if crowded {
+        let _others: Vec<_> = (0..300).map(|_| engine.add_lane()).collect();
+    }
     for (index, (&device, &count)) in devices.iter().zip(&LANES_OF).enumerate() {
         engine.record_memory(device);
         if index < 2 {
@@ -167,6 +171,11 @@ proptest! {
 
     #[test]
     fn it_does_not_matter_who_runs_ahead(scenario in scenario()) {
-        prop_assert_eq!(run(&scenario, false), run(&scenario, true));
+        prop_assert_eq!(run(&scenario, false, false), run(&scenario, true, false));
+    }
+
+    #[test]
+    fn nor_that_there_are_many_other_lanes(scenario in scenario(), in_step: bool) {
+        prop_assert_eq!(run(&scenario, in_step, true), run(&scenario, in_step, false));
     }
 }

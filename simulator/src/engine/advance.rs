@@ -10,7 +10,8 @@ use super::group::Group;
 use super::lane::{Doing, Lane};
 use super::node::{NONE, Span, State};
 use super::share::{Device, work};
-use super::{Edge, Engine, Held};
+use super::store::Store;
+use super::{Edge, Engine};
 
 /// What a plain group does next.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +110,7 @@ impl Engine {
     /// now are left unsettled.
     fn advance<const N: usize>(&mut self, next: Outlook<N>) {
         self.now = next.at;
-        let Self { nodes, lanes, devices, holds, edges, rating, told, .. } = self;
+        let Self { nodes, store, lanes, devices, edges, rating, told, .. } = self;
         let Ok(mut lanes) = lanes.get_disjoint_mut(next.lanes.map(|id| id as usize)) else { return };
         let Some(device) = lanes.first().map(|lane| lane.device) else { return };
         let mut instant = Instant {
@@ -118,7 +119,7 @@ impl Engine {
             ahead: self.running_ahead != NONE,
             lanes: next.lanes,
             nodes,
-            holds,
+            store,
             edges,
             told,
             device: devices.get_mut(device as usize),
@@ -155,7 +156,7 @@ impl Engine {
         while let Some(node) = self.told.pop() {
             self.become_runnable(node);
         }
-        if latest.saturating_add(READ_AHEAD) >= self.read {
+        if latest.saturating_add(READ_AHEAD) >= self.read && !self.store.is_by_lane() {
             self.read_on(latest);
         }
     }
@@ -163,16 +164,13 @@ impl Engine {
     /// Reads the nodes that were added next after `latest`, and what they hold, so that they are in the caches when they
     /// start: memory serves what is read in its order several times faster.
     #[cold]
-    fn read_on(&mut self, latest: u32) {
+    pub(super) fn read_on(&mut self, latest: u32) {
         let from = self.read.max(latest.saturating_add(1));
         self.read = from.saturating_add(READ_AHEAD);
         let nodes = self.nodes.get(from as usize..).unwrap_or_default();
-        let nodes = &nodes[..nodes.len().min(READ_AHEAD as usize)];
-        let read = nodes.iter().map(|node| u64::from(node.waits)).sum::<u64>();
-        let hold = nodes.iter().map(|node| node.first_hold).find(|&hold| hold != NONE);
-        let holds = hold.and_then(|hold| self.holds.get(hold as usize..)).unwrap_or_default();
-        let holds = &holds[..holds.len().min(READ_AHEAD as usize)];
-        std::hint::black_box(holds.iter().map(|hold| hold.freed.get()).fold(read, u64::wrapping_add));
+        let read = nodes.iter().take(READ_AHEAD as usize).map(|node| u64::from(node.waits)).sum::<u64>();
+        let holds = self.store.first_holds(from as usize).iter().take(READ_AHEAD as usize);
+        std::hint::black_box(holds.map(|hold| hold.freed.get()).fold(read, u64::wrapping_add));
     }
 }
 
@@ -188,7 +186,7 @@ struct Instant<'a, const N: usize> {
     /// The lanes of the group.
     lanes: [u32; N],
     nodes: &'a mut [State],
-    holds: &'a [Held],
+    store: &'a Store,
     edges: &'a [Edge],
     /// Nodes on lanes of others that nothing holds back any more.
     told: &'a mut Vec<u32>,
@@ -197,7 +195,7 @@ struct Instant<'a, const N: usize> {
     touched: bool,
     /// Operators that started.
     started: u64,
-    /// The latest of them that was added.
+    /// The last place of one of them.
     latest: u32,
 }
 
@@ -206,16 +204,18 @@ impl<const N: usize> Instant<'_, N> {
     #[inline(always)]
     fn end(&mut self, lane: &mut Lane) {
         lane.event = Nanos::MAX;
-        let Some(node) = self.nodes.get_mut(lane.running as usize) else { return };
+        let id = lane.running;
+        let Some(node) = self.nodes.get_mut(id as usize) else { return };
         node.end(self.now);
         lane.finish(node);
-        let (mut hold, mut edge) = (node.first_hold, node.first_edge);
+        let mut edge = node.first_edge;
         if let Some(device) = &mut self.device {
             device.vacated(std::mem::take(&mut lane.occupies));
-            while let Some(&held) = self.holds.get(hold as usize) {
+            let mut hold = self.store.first_hold(id);
+            while let Some(held) = hold {
                 self.touched = true;
                 device.memory.free(held.kind, held.freed);
-                hold = held.next(hold);
+                hold = self.store.next_hold(held);
             }
         }
         while let Some(&Edge { to, next }) = self.edges.get(edge as usize) {
@@ -250,11 +250,11 @@ impl<const N: usize> Instant<'_, N> {
         (lane.doing, lane.left) = (Doing::Step, work(length.max(Nanos(1))));
         let Some(device) = &mut self.device else { return };
         device.occupied(std::mem::replace(&mut lane.occupies, true));
-        let mut hold = node.first_hold;
-        while let Some(&held) = self.holds.get(hold as usize) {
+        let mut hold = self.store.first_hold(id);
+        while let Some(held) = hold {
             self.touched = true;
-            device.memory.take(held.kind, held.taken, id);
-            hold = held.next(hold);
+            device.memory.take(held.kind, held.taken, node.number);
+            hold = self.store.next_hold(held);
         }
     }
 }

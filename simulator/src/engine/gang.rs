@@ -105,7 +105,7 @@ impl Engine {
             return Err(GangError::TooFew(members.len()));
         };
         for &member in members {
-            let state = self.nodes.get(member.0 as usize).filter(|state| state.lane != NONE);
+            let state = self.nodes.get(self.store.place(member.0) as usize).filter(|state| state.lane != NONE);
             let Some(state) = state.filter(|state| matches!(state.span, Span::Operators { .. })) else {
                 return Err(GangError::NotOperators(member));
             };
@@ -113,7 +113,7 @@ impl Engine {
                 return Err(GangError::Taken(member));
             }
         }
-        let state = |node: NodeRef| &self.nodes[node.0 as usize];
+        let state = |node: NodeRef| &self.nodes[self.store.place(node.0) as usize];
         for (position, &member) in members.iter().enumerate() {
             if let Some(&other) = members[..position].iter().find(|other| state(**other).lane == state(member).lane) {
                 return Err(GangError::SameLane(other, member));
@@ -125,7 +125,8 @@ impl Engine {
         }
         let begin = self.gang_members.len() as u32;
         let gang = self.gangs.len() as u32;
-        for &NodeRef(node) in members {
+        for &NodeRef(member) in members {
+            let node = self.store.place(member);
             self.gang_members.push(node);
             self.nodes[node as usize].in_gang = true;
             if self.gang_of.len() <= node as usize {

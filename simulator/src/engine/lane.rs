@@ -66,6 +66,12 @@ pub(super) struct Lane {
     pub(super) watched: bool,
     /// True if the host has to launch every operator that runs, one by one.
     pub(super) eager: bool,
+    /// True if a member of a gang could not start here because of the others.
+    pub(super) gated: bool,
+    /// True if its nodes hold bytes of other devices.
+    pub(super) strays: bool,
+    /// True if some of its work is not of a fixed length.
+    pub(super) has_operators: bool,
 
     pub(super) heads: [u32; RANKS],
     tails: [u32; RANKS],
@@ -84,13 +90,9 @@ pub(super) struct Lane {
     pub(super) reserved: u32,
     /// The dispatcher that launches its operators; or none.
     pub(super) dispatcher: u32,
-    /// True if a member of a gang could not start here because of the others.
-    pub(super) gated: bool,
-    /// True if its nodes hold bytes of other devices.
-    pub(super) strays: bool,
-    /// True if some of its work is not of a fixed length.
-    pub(super) has_operators: bool,
 }
+
+const _: () = assert!(size_of::<Lane>() == 128 && std::mem::offset_of!(Lane, heads) == 64);
 
 impl Default for Lane {
     fn default() -> Self {
@@ -110,6 +112,9 @@ impl Default for Lane {
             unsettled: false,
             watched: false,
             eager: false,
+            gated: false,
+            strays: false,
+            has_operators: false,
             heads: [NONE; RANKS],
             tails: [NONE; RANKS],
             cut_from: Nanos::MAX,
@@ -119,15 +124,12 @@ impl Default for Lane {
             last: NONE,
             reserved: NONE,
             dispatcher: NONE,
-            gated: false,
-            strays: false,
-            has_operators: false,
         }
     }
 }
 
 impl Lane {
-    /// Appends node `id`, which is about to become the last of `nodes`.
+    /// Appends the node at `id`.
     pub(super) fn push(&mut self, nodes: &mut [State], id: u32, rank: usize) {
         match nodes.get_mut(self.tails[rank] as usize) {
             Some(tail) => tail.behind = id,

@@ -12,51 +12,61 @@ const KINDS: usize = ByteKind::ALL.len();
 /// Parts are limited one by one, as they are on the device: free bytes of the KV pool do not help
 /// an activation. Fragmentation inside a part is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct MemoryState {
-    used: [u64; KINDS],
-    limit: [u64; KINDS],
     total: u64,
     usable: u64,
+    parts: [Part; KINDS],
+}
+
+/// Bytes of one kind. Whoever takes some looks at both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    used: u64,
+    limit: u64,
 }
 
 impl MemoryState {
     /// A device of `usable` bytes, nothing used, no limit on any part.
     pub fn of(usable: Bytes) -> Self {
-        Self { used: [0; KINDS], limit: [u64::MAX; KINDS], total: 0, usable: usable.get() }
+        Self { total: 0, usable: usable.get(), parts: [Part { used: 0, limit: u64::MAX }; KINDS] }
     }
 
     /// The device as the graph has it.
     pub fn from_graph(memory: &DeviceMemory) -> Self {
         let layout = memory.layout();
         let mut state = Self::of(layout.usable);
-        state.limit[ByteKind::Weights as usize] = layout.weights_end(memory.borrowed_blocks()).get();
-        state.limit[ByteKind::Activations as usize] = layout.arena.get();
-        state.limit[ByteKind::Kv as usize] = layout.kv_block.times(u64::from(memory.kv().total())).get();
+        state.parts[ByteKind::Weights as usize].limit = layout.weights_end(memory.borrowed_blocks()).get();
+        state.parts[ByteKind::Activations as usize].limit = layout.arena.get();
+        state.parts[ByteKind::Kv as usize].limit = layout.kv_block.times(u64::from(memory.kv().total())).get();
         state.count(memory.ledger());
         state
     }
 
     /// Sets what is used to what `ledger` counts.
     pub fn count(&mut self, ledger: &Ledger) {
-        self.used = ByteKind::ALL.map(|kind| ledger.of(kind).get());
+        for (part, kind) in self.parts.iter_mut().zip(ByteKind::ALL) {
+            part.used = ledger.of(kind).get();
+        }
         self.total = ledger.total().get();
     }
 
     /// Counts `bytes` more.
     pub fn add(&mut self, kind: ByteKind, bytes: Bytes) {
-        let used = &mut self.used[kind as usize];
+        let used = &mut self.parts[kind as usize].used;
         *used = used.saturating_add(bytes.get());
         self.total = self.total.saturating_add(bytes.get());
     }
 
     /// True if there are more bytes of `kind`, or of all kinds, than there may be.
     fn exceeds(&self, kind: ByteKind) -> bool {
-        self.used[kind as usize] > self.limit[kind as usize] || self.total > self.usable
+        let Part { used, limit } = self.parts[kind as usize];
+        used > limit || self.total > self.usable
     }
 
     /// Counts `bytes` less, but never less than nothing.
     pub fn remove(&mut self, kind: ByteKind, bytes: Bytes) {
-        let used = &mut self.used[kind as usize];
+        let used = &mut self.parts[kind as usize].used;
         let removed = bytes.get().min(*used);
         *used -= removed;
         self.total -= removed;
@@ -74,8 +84,8 @@ impl MemoryState {
 
     /// Bytes missing in the part that lacks most.
     pub fn missing(&self) -> Bytes {
-        let parts = self.used.iter().zip(&self.limit).map(|(used, limit)| used.saturating_sub(*limit));
-        Bytes(parts.fold(self.total.saturating_sub(self.usable), u64::max))
+        let missing = self.parts.iter().map(|part| part.used.saturating_sub(part.limit));
+        Bytes(missing.fold(self.total.saturating_sub(self.usable), u64::max))
     }
 }
 
@@ -112,12 +122,12 @@ pub struct Violation {
     pub by: Option<NodeRef>,
 }
 
-/// The memory of a device in a simulation.
+/// The memory of a device in a simulation. First what every operator that takes or frees bytes needs.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub(super) struct Tracked {
     state: MemoryState,
     peak: Bytes,
-    violation: Option<Violation>,
     /// The latest node that took bytes in this instant.
     taker: u32,
     /// True if something has exceeded a limit since this was last looked at. Only what is taken can.
@@ -125,10 +135,14 @@ pub(super) struct Tracked {
     /// True from a change to the end of its instant.
     pub(super) changed: bool,
     pub(super) recording: bool,
+    violation: Option<Violation>,
     pub(super) points: Vec<MemoryPoint>,
 }
 
 impl Tracked {
+    /// Bytes of what every operator needs.
+    pub(super) const HOT: usize = std::mem::offset_of!(Tracked, violation);
+
     pub(super) fn new(state: MemoryState) -> Self {
         Self {
             state,
@@ -171,7 +185,7 @@ impl Tracked {
     }
 
     pub(super) fn record(&mut self, at: Nanos) {
-        let point = MemoryPoint { at, used: self.state.used.map(Bytes) };
+        let point = MemoryPoint { at, used: self.state.parts.map(|part| Bytes(part.used)) };
         match self.points.last_mut() {
             Some(last) if last.used == point.used => {}
             Some(last) if last.at == at => *last = point,

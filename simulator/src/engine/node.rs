@@ -150,7 +150,8 @@ pub(super) struct State {
     /// The node behind it in its queue.
     pub(super) behind: u32,
     pub(super) first_edge: u32,
-    pub(super) first_hold: u32,
+    /// In the order in which nodes were added.
+    pub(super) number: u32,
     cuts: u32,
     pub(super) rank: Rank,
     pub(super) phase: Phase,
@@ -168,7 +169,7 @@ pub(super) struct State {
 const _: () = assert!(size_of::<State>() == 64);
 
 impl State {
-    pub(super) fn new(node: &Node, lane: u32) -> Self {
+    pub(super) fn new(node: &Node, lane: u32, number: u32) -> Self {
         Self {
             lane,
             rank: node.rank,
@@ -186,9 +187,30 @@ impl State {
             cuts: 0,
             behind: NONE,
             first_edge: NONE,
-            first_hold: NONE,
+            number,
         }
     }
+
+    /// Where no node lies.
+    pub(super) const VACANT: Self = Self {
+        span: Span::Flow { transfer: NONE },
+        at: Nanos::MAX,
+        finish: Nanos::ZERO,
+        lane: NONE,
+        waits: 0,
+        behind: NONE,
+        first_edge: NONE,
+        number: NONE,
+        cuts: 0,
+        rank: Rank::GuestBestEffort,
+        phase: Phase::Dropped,
+        recalled: false,
+        frees_on_recall: false,
+        started: false,
+        finished: false,
+        in_gang: false,
+        informs_others: false,
+    };
 
     /// True if nothing but its lane holds it back at `now`.
     pub(super) fn is_runnable(&self, now: Nanos) -> bool {

@@ -57,7 +57,7 @@ impl Engine {
         }
         let mut colors = vec![Color::New; gangs + nodes];
         let mut way: Vec<Step> = Vec::new();
-        for root in 0..nodes as u32 {
+        for root in (0..self.store.count()).map(|number| self.store.place(number)) {
             if colors[vertex(root)] != Color::New {
                 continue;
             }
@@ -78,13 +78,17 @@ impl Engine {
                     }
                     Color::Open => {
                         let from = way.iter().position(|step| step.vertex == next).unwrap_or(0);
-                        let rest = way[from..].iter().skip(1).map(|step| NodeRef(step.entered));
-                        return Err(OrderCycle { nodes: [NodeRef(node)].into_iter().chain(rest).collect() });
+                        let rest = way[from..].iter().skip(1).map(|step| self.name(step.entered));
+                        return Err(OrderCycle { nodes: [self.name(node)].into_iter().chain(rest).collect() });
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    fn name(&self, node: u32) -> NodeRef {
+        NodeRef(self.nodes[node as usize].number)
     }
 
     /// What waits for `node` or another member of its gang.

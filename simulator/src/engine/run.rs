@@ -70,7 +70,8 @@ impl Engine {
             self.drained.remove(0);
             let state = &self.lanes[lane as usize];
             if state.waiting == 0 {
-                return Some(Drained { lane: LaneRef(lane), node: NodeRef(state.last), at: self.now });
+                let node = self.nodes.get(state.last as usize).map_or(NONE, |node| node.number);
+                return Some(Drained { lane: LaneRef(lane), node: NodeRef(node), at: self.now });
             }
         }
         None
@@ -82,20 +83,11 @@ impl Engine {
             self.begun = true;
             self.form_groups();
             self.events.reset(self.groups.len() + 2);
-        }
-        let is_first = self.fresh == 0;
-        for id in self.fresh..self.nodes.len() {
-            let node = &self.nodes[id];
-            if node.release() > self.now {
-                self.timers.push((node.release(), Timer::Release(id as u32)));
-            } else if !is_first || node.lane == NONE {
-                self.become_runnable(id as u32);
-            }
-        }
-        if is_first {
             (0..self.lanes.len() as u32).for_each(|lane| self.unsettle(lane));
         }
-        self.fresh = self.nodes.len();
+        let mut fresh = std::mem::take(&mut self.fresh);
+        fresh.drain(..).for_each(|node| self.become_runnable(node));
+        self.fresh = fresh;
         self.timers[self.timer..].sort_unstable();
         while self.timers.get(self.timer).is_some_and(|(at, _)| *at <= self.now) {
             self.timer_event();
@@ -132,8 +124,8 @@ impl Engine {
         let (_, timer) = self.timers[self.timer];
         self.timer += 1;
         match timer {
-            Timer::Release(node) => self.become_runnable(node),
-            Timer::Recall(node, free) => self.take_back(node, free),
+            Timer::Release(node) => self.become_runnable(self.store.place(node)),
+            Timer::Recall(node, free) => self.take_back(self.store.place(node), free),
             Timer::Change(change) => match self.changes[change as usize] {
                 Change::Speed(device, speed) => self.set_speed_now(device, speed),
                 Change::Bandwidth(link, bandwidth) => {
@@ -299,13 +291,12 @@ impl Engine {
     /// `node`, which does not run, leaves without being done.
     pub(super) fn drop_node(&mut self, node: u32) {
         let state = &mut self.nodes[node as usize];
-        let (started, free, mut hold) = (state.drop_at(self.now), state.frees_on_recall, state.first_hold);
-        while let Some(&held) = self.holds.get(hold as usize)
-            && free
-        {
+        let (started, free) = (state.drop_at(self.now), state.frees_on_recall);
+        let mut hold = self.store.first_hold(node).filter(|_| free);
+        while let Some(held) = hold {
             let bytes = if started { held.freed } else { held.freed - held.taken };
             self.free(held.device, held.kind, bytes);
-            hold = held.next(hold);
+            hold = self.store.next_hold(held);
         }
         if self.nodes[node as usize].lane != NONE {
             self.leave(node);

@@ -14,26 +14,31 @@ use super::node::{NONE, Span, State};
 use crate::interference::{CoRunner, Demand, Interference, Rate};
 
 /// A device: its memory, the lanes that run on it, and what they do to each other.
+///
+/// The first two cache lines are what every operator needs that starts or ends on it.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Device {
-    pub(super) memory: Tracked,
-    interference: Option<Arc<dyn Interference>>,
-    /// Which of the interferences that were given one after the other this is.
-    model: u64,
+    /// Lanes with an operator on the device.
+    running: u32,
     speed: Rate,
     /// True if its speed changes at some time.
     pub(super) throttled: bool,
-    /// Its lanes, ascending.
-    pub(super) lanes: SmallVec<[u32; 4]>,
-    /// Lanes with an operator on the device.
-    running: u32,
-    /// The group of its lanes, if they are in one.
-    pub(super) group: u32,
     /// True if rates have to be asked for before time moves on.
     unrated: bool,
     /// True if something else than its own lanes holds its bytes.
     pub(super) visited: bool,
+    /// The group of its lanes, if they are in one.
+    pub(super) group: u32,
+    pub(super) memory: Tracked,
+    interference: Option<Arc<dyn Interference>>,
+    /// Which of the interferences that were given one after the other this is.
+    model: u64,
+    /// Its lanes, ascending.
+    pub(super) lanes: SmallVec<[u32; 4]>,
 }
+
+const _: () = assert!(std::mem::offset_of!(Device, memory) + Tracked::HOT == 128);
 
 impl Device {
     pub(super) fn new(memory: Tracked) -> Self {
@@ -53,7 +58,7 @@ impl Device {
 
     /// True if operators have to be simulated one by one, because something slows them.
     pub(super) fn slows(&self) -> bool {
-        self.speed != Rate::ONE || (self.interference.is_some() && self.running > 1)
+        self.speed != Rate::ONE || (self.running > 1 && self.interference.is_some())
     }
 
     /// True if its lanes slow each other.

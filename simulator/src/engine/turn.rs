@@ -14,10 +14,11 @@ impl Engine {
             return;
         }
         self.operators += if state.lane == NONE { 0 } else { state.op_count() };
-        let mut hold = state.first_hold;
-        while let Some(&held) = self.holds.get(hold as usize) {
-            self.take(held.device, held.kind, held.taken, node);
-            hold = held.next(hold);
+        let number = state.number;
+        let mut hold = self.store.first_hold(node);
+        while let Some(held) = hold {
+            self.take(held.device, held.kind, held.taken, number);
+            hold = self.store.next_hold(held);
         }
     }
 
@@ -51,11 +52,11 @@ impl Engine {
 
     /// What `node`, which has ended, held is free, and those that waited for it may start.
     fn free_and_inform(&mut self, node: u32) {
-        let state = &self.nodes[node as usize];
-        let (mut hold, mut edge) = (state.first_hold, state.first_edge);
-        while let Some(&held) = self.holds.get(hold as usize) {
+        let mut edge = self.nodes[node as usize].first_edge;
+        let mut hold = self.store.first_hold(node);
+        while let Some(held) = hold {
             self.free(held.device, held.kind, held.freed);
-            hold = held.next(hold);
+            hold = self.store.next_hold(held);
         }
         while let Some(&Edge { to, next }) = self.edges.get(edge as usize) {
             let successor = &mut self.nodes[to as usize];
