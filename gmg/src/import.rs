@@ -252,7 +252,8 @@ pub enum Reason {
     BadTime,
     /// The link from an operator to the call that launched it, which the file does not have.
     NoLaunch,
-    /// A size or a number of operations that is negative or too large to be one; the operator stays without it.
+    /// A size, a number of operations, or in PyTorch's traces a time, that is negative, too large or no number; the
+    /// operator stays without it.
     OutOfRange,
     /// A file of the archive that was not read: the graph is that of the first trace.
     OtherFile,
@@ -273,7 +274,7 @@ impl fmt::Display for Reason {
             Self::NotASpan => "events that are no span of time",
             Self::BadTime => "events with an impossible time",
             Self::NoLaunch => "links to launches that are not in the file",
-            Self::OutOfRange => "sizes or operations of operators that are out of range",
+            Self::OutOfRange => "sizes, operations or times of operators that are out of range",
             Self::OtherFile => "other files of the archive",
         })
     }

@@ -501,6 +501,28 @@ fn values_that_can_not_be_are_left_out_and_counted() {
     assert_eq!((counted(&import), communication.bytes.get()), (Some(1), 0));
 }
 
+/// The product and the addition of [`PYTORCH`] are kept, the call of the product is not.
+#[test]
+fn times_of_calls_that_can_not_be_are_left_out_and_counted() {
+    let _turn = TURN.lock().unwrap();
+    let cases = [
+        (r#""ts": 1711964646000001, "dur": 2.5"#, None, Some(Nanos::ZERO), Some(Nanos(2_500))),
+        (r#""ts": null"#, None, None, None),
+        (r#""ts": -1, "dur": 5"#, Some(1), None, Some(Nanos(5_000))),
+        (r#""ts": nan, "dur": "five""#, Some(2), None, None),
+        (r#""ts": 1e300, "dur": 1e300"#, Some(2), None, None),
+    ];
+    for (times, counted, start, duration) in cases {
+        let text = PYTORCH.replace(r#""id": 3,"#, &format!(r#""id": 3, {times},"#));
+        let import = import::read(text.as_bytes(), "times", &Options::default()).unwrap();
+        assert_eq!(import.account.dropped.get(&import::Reason::OutOfRange).copied(), counted, "{times}");
+        assert_eq!((import.ops[0].start, import.ops[0].duration), (start, duration), "{times}");
+    }
+    let caller = PYTORCH.replace(r#""id": 2,"#, r#""id": 2, "ts": -1, "dur": -1,"#);
+    let import = import::read(caller.as_bytes(), "times", &Options::default()).unwrap();
+    assert_eq!(import.account.dropped.get(&import::Reason::OutOfRange), None);
+}
+
 #[test]
 fn what_a_document_is_and_has_twice_is_said() {
     let _turn = TURN.lock().unwrap();

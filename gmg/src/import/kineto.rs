@@ -170,7 +170,7 @@ impl Reader {
 
     /// [`None`] if its times are impossible.
     fn span(&mut self, event: &Event, position: Position, work: Work) -> Option<Span> {
-        let start = start(&event.ts)?;
+        let start = event.ts.as_micros()?;
         let duration = event.dur.as_f64().and_then(|duration| self.draft.duration(duration, 1e3))?;
         let lane = if work.is_on_device() {
             self.stream(event)
@@ -418,15 +418,6 @@ fn possible(bytes: Bytes) -> bool {
     bytes.get() <= 1 << 53
 }
 
-/// Microseconds as nanoseconds: whole ones exactly, the fraction as exactly as the number holds it.
-fn start(micros: &Scalar) -> Option<Nanos> {
-    if let Scalar::Unsigned(micros) = micros {
-        return micros.checked_mul(1000).map(Nanos);
-    }
-    let micros = micros.as_f64().filter(|micros| (0.0..1.8e16).contains(micros))?;
-    Some(Nanos(micros.trunc() as u64 * 1000 + (micros.fract() * 1000.0).round() as u64))
-}
-
 /// `Memcpy HtoD (Pageable -> Device)` is `memcpy_htod`.
 fn copy_kind(name: &str) -> String {
     let mut words = name.split(' ').take(2).map(str::to_ascii_lowercase);
@@ -490,14 +481,5 @@ mod tests {
         let with = CALLS.replace("\n    ]}", &format!(",{kernel}]}}"));
         let import = crate::import::read(with.as_bytes(), "calls", &Options::default()).unwrap();
         assert_eq!((import.graph.op_count(), import.account.dropped.get(&Reason::Host)), (1, Some(&5)));
-    }
-
-    #[test]
-    fn whole_microseconds_are_exact_and_impossible_ones_refused() {
-        assert_eq!(start(&Scalar::Unsigned(1_711_964_646_000_001)), Some(Nanos(1_711_964_646_000_001_000)));
-        assert_eq!(start(&Scalar::Float(4_458_676_522_690.655)), Some(Nanos(4_458_676_522_690_655)));
-        assert_eq!(start(&Scalar::Unsigned(u64::MAX)), None);
-        assert_eq!(start(&Scalar::Signed(-1)), None);
-        assert_eq!(start(&Scalar::Nothing), None);
     }
 }

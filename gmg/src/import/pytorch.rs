@@ -21,7 +21,7 @@ use std::collections::{HashMap, HashSet};
 use smallvec::SmallVec;
 
 use super::draft::{Draft, cut};
-use super::json::Records;
+use super::json::{Records, Scalar};
 use super::{Format, Import, ImportError, Options, Pattern, Position, Reason, products};
 use crate::dtype::DType;
 use crate::units::{Flops, Nanos};
@@ -101,6 +101,8 @@ struct Worker {
     lane: u32,
     start: Option<Nanos>,
     duration: Option<Nanos>,
+    /// Of these two, those that the call has and that can not be.
+    impossible_times: u8,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -164,6 +166,8 @@ impl Reader {
             call.is_none_or(|call| if worker.flops.is_some() { !call.calls_product } else { !call.calls_worker })
         });
         self.draft.drop_many(Reason::Caller, (before - workers.len()) as u64);
+        let impossible = workers.iter().map(|worker| u64::from(worker.impossible_times)).sum();
+        self.draft.drop_many(Reason::OutOfRange, impossible);
         self.draft.drop_many(Reason::Annotation, self.annotations);
         self.draft.drop_many(Reason::NoWork, self.idle);
         self.calls = HashMap::new();
@@ -208,8 +212,9 @@ impl Reader {
                 writes.push(Used { shape: input.shape.clone(), ..*input });
             }
         }
-        let start =
-            node.ts.as_f64().filter(|micros| (0.0..1e16).contains(micros)).map(|micros| Nanos((micros * 1e3) as u64));
+        let start = node.ts.as_micros();
+        let duration = node.dur.as_f64().and_then(|micros| self.draft.duration(micros, 1e3));
+        let is_impossible = |given: &Scalar, time: Option<Nanos>| u8::from(!given.is_nothing() && time.is_none());
         Worker {
             id,
             position,
@@ -221,7 +226,8 @@ impl Reader {
             pattern,
             lane,
             start,
-            duration: node.dur.as_f64().and_then(|micros| self.draft.duration(micros, 1e3)),
+            duration,
+            impossible_times: is_impossible(&node.ts, start) + is_impossible(&node.dur, duration),
         }
     }
 }

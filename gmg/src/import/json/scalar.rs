@@ -7,6 +7,8 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::import::error::shortened;
 use crate::import::{ImportError, Position};
+#[cfg(any(feature = "kineto", feature = "pytorch"))]
+use crate::units::Nanos;
 
 /// A value where traces disagree about the type: numbers as strings, identifiers as numbers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,6 +42,16 @@ impl Scalar {
             Self::Text(text) => text.parse().ok().filter(|value: &f64| value.is_finite()),
             Self::Nothing => None,
         }
+    }
+
+    /// Microseconds as nanoseconds: whole ones exactly, the fraction as exactly as the number holds it.
+    #[cfg(any(feature = "kineto", feature = "pytorch"))]
+    pub(in crate::import) fn as_micros(&self) -> Option<Nanos> {
+        if let Self::Unsigned(micros) = self {
+            return micros.checked_mul(1000).map(Nanos);
+        }
+        let micros = self.as_f64().filter(|micros| (0.0..1.8e16).contains(micros))?;
+        Some(Nanos(micros.trunc() as u64 * 1000 + (micros.fract() * 1000.0).round() as u64))
     }
 
     pub(in crate::import) fn as_text(&self) -> Option<&str> {
@@ -126,5 +138,19 @@ impl<'de> Deserialize<'de> for Scalar {
         }
 
         deserializer.deserialize_any(AnyScalar)
+    }
+}
+
+#[cfg(all(test, any(feature = "kineto", feature = "pytorch")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_microseconds_are_exact_and_impossible_ones_refused() {
+        assert_eq!(Scalar::Unsigned(1_711_964_646_000_001).as_micros(), Some(Nanos(1_711_964_646_000_001_000)));
+        assert_eq!(Scalar::Float(4_458_676_522_690.655).as_micros(), Some(Nanos(4_458_676_522_690_655)));
+        assert_eq!(Scalar::Unsigned(u64::MAX).as_micros(), None);
+        assert_eq!(Scalar::Signed(-1).as_micros(), None);
+        assert_eq!(Scalar::Nothing.as_micros(), None);
     }
 }
