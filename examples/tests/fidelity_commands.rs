@@ -81,3 +81,22 @@ fn a_file_that_cannot_be_written_is_named() {
     let file = Path::new("target").join("targets").join("fidelity.json");
     assert!(error.contains(&format!("cannot be written to {}: ", file.display())), "{error}");
 }
+
+/// Nothing but a profile and a run that are no such thing: both are named, with the reason.
+#[test]
+fn what_cannot_be_used_is_listed() {
+    let folder = empty("left-out");
+    for (name, file) in [("profile", "meta.yaml"), ("run", "meta.json"), ("run", "requests.jsonl")] {
+        std::fs::create_dir_all(folder.join(name).join("tp1")).unwrap();
+        std::fs::write(folder.join(name).join(file), "[").unwrap();
+    }
+    let output = call(FIDELITY, &folder, &["--data", folder.to_str().unwrap()]);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    let lines: Vec<_> = error.lines().collect();
+    let [first, profile, run] = lines[..] else { panic!("{error}") };
+    assert_eq!(first, "fidelity: 0 of 1 runs predicted; not used:");
+    assert!(profile.contains("profile/meta.yaml"), "{error}");
+    let folder = folder.join("run");
+    assert!(run.starts_with(&format!("  run {}: ", folder.display())) && run.contains("meta.json, line 1"), "{error}");
+}

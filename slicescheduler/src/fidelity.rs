@@ -10,7 +10,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`run`] | readers of a run's files |
+//! | [`run`], [`prefixes`] | readers of a run's files |
 //! | [`shape`], [`device`] | published facts of models and devices |
 //! | [`blocks`] | how many KV blocks an engine has |
 //! | [`engine`] | the engine's loop: arrivals, iterations, tokens |
@@ -22,6 +22,7 @@ pub mod cases;
 pub mod compare;
 pub mod device;
 pub mod engine;
+pub mod prefixes;
 pub mod run;
 pub mod shape;
 
@@ -38,6 +39,7 @@ pub use cases::Case;
 pub use compare::{Comparison, Metric, Statistics, compare};
 pub use device::DeviceFacts;
 pub use engine::{EngineLimits, EngineRequest, Outcome, Prediction};
+pub use prefixes::PrefixBlocks;
 pub use run::{Run, RunRequest};
 pub use shape::ModelShape;
 

@@ -8,9 +8,11 @@
 
 use std::path::{Path, PathBuf};
 
+use proptest::prelude::*;
 use slicescheduler::fidelity::{
-    Case, Comparison, EngineLimits, EngineRequest, FidelityError, Run, compare, engine, predict,
+    Case, Comparison, EngineLimits, EngineRequest, FidelityError, PrefixBlocks, Run, cases, compare, engine, predict,
 };
+use slicescheduler::gmg::job::Row;
 use slicescheduler::gmg::units::Nanos;
 use slicescheduler::scheduler::batching::BatchOptions;
 
@@ -27,7 +29,8 @@ fn data() -> Option<PathBuf> {
 
 fn comparison(data: &Path, device: &str) -> Comparison {
     let mut run = Run::read(&data.join(format!("vllm-runs/{device}-Llama-3.1-8B"))).unwrap();
-    run.read_prefixes(&data.join("vllm-runs/sharegpt-llama-3.1-8b-300.prefix-blocks.jsonl.gz")).unwrap();
+    let prefixes = data.join("vllm-runs/sharegpt-llama-3.1-8b-300.prefix-blocks.jsonl.gz");
+    PrefixBlocks::read(&prefixes).unwrap().describe(&mut run).unwrap();
     let profile = data.join(format!("profiles/llmservingsim/{device}/Llama-3.1-8B"));
     let case = Case::read(run, &profile, None).unwrap();
     let prediction = predict(&case.run, case.profile, &case.shape).unwrap();
@@ -127,11 +130,11 @@ fn a_run_that_contradicts_itself_is_refused_with_its_line() {
 #[test]
 fn prompts_that_are_there_twice_are_refused() {
     let Some(data) = data() else { return };
-    let mut run = Run::read(&data.join("vllm-runs/RTX4090-Llama-3.1-8B")).unwrap();
+    let run = Run::read(&data.join("vllm-runs/RTX4090-Llama-3.1-8B")).unwrap();
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("twice.prefix-blocks.jsonl");
     let line = format!("{{\"request_id\": \"{}\", \"input_toks\": 3, \"block_hashes\": []}}\n", run.requests[0].id);
     std::fs::write(&file, line.repeat(2)).unwrap();
-    let error = run.read_prefixes(&file).unwrap_err().to_string();
+    let error = PrefixBlocks::read(&file).unwrap_err().to_string();
     assert!(
         error.contains("jsonl, line 2: request_id ") && error.contains("on line 1: expected every request once"),
         "{error}"
@@ -161,6 +164,45 @@ fn a_profile_that_contradicts_its_device_predicts_nothing() {
         let error = Case::read(run, &folder, None).unwrap_err().to_string();
         assert!(error.contains("dense.csv, row ") && error.contains(expected), "{error}");
     }
+}
+
+/// Copies a folder of files, or one of them.
+fn copy(from: &Path, to: &Path) {
+    if from.is_dir() {
+        std::fs::create_dir_all(to).unwrap();
+        let entries = std::fs::read_dir(from).unwrap().map(Result::unwrap);
+        entries.for_each(|entry| copy(&entry.path(), &to.join(entry.file_name())));
+    } else {
+        std::fs::copy(from, to).unwrap();
+    }
+}
+
+/// Beside a run and its profile: another profile and other hashes that are no such thing, and a run that is cut short.
+#[test]
+fn what_cannot_be_read_keeps_no_other_run_from_being_predicted() {
+    let Some(data) = data() else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("partly-broken");
+    let _ = std::fs::remove_dir_all(&folder);
+    copy(&data.join("vllm-runs/RTX4090-Llama-3.1-8B"), &folder.join("good"));
+    copy(&data.join("vllm-runs/RTX4090-Llama-3.1-8B"), &folder.join("cut"));
+    copy(&data.join("profiles/llmservingsim/RTX4090/Llama-3.1-8B"), &folder.join("profile"));
+    let prefixes = "sharegpt-llama-3.1-8b-300.prefix-blocks.jsonl.gz";
+    copy(&data.join("vllm-runs").join(prefixes), &folder.join(prefixes));
+    let lines = std::fs::read_to_string(folder.join("cut/requests.jsonl")).unwrap();
+    std::fs::write(folder.join("cut/requests.jsonl"), &lines[..lines.len() / 2]).unwrap();
+    std::fs::create_dir_all(folder.join("another-profile/tp1")).unwrap();
+    std::fs::write(folder.join("another-profile/meta.yaml"), "model: [").unwrap();
+    std::fs::write(folder.join("another.prefix-blocks.jsonl"), "{}").unwrap();
+
+    let found = cases::find(&folder).unwrap();
+    let [(_, cut), (at, good)] = &found.cases[..] else { panic!("{:?}", found.cases) };
+    let good = good.as_ref().unwrap();
+    assert!(at.ends_with("good") && good.run.requests.iter().all(|request| request.hashes.is_some()));
+    assert!(cut.as_ref().unwrap_err().to_string().contains("cut/requests.jsonl, line "), "{cut:?}");
+    let unreadable: Vec<_> = found.unreadable.iter().map(FidelityError::to_string).collect();
+    let [profile, prefixes] = &unreadable[..] else { panic!("{unreadable:?}") };
+    assert!(profile.contains("another-profile/meta.yaml"), "{profile}");
+    assert!(prefixes.contains("another.prefix-blocks.jsonl, line 1"), "{prefixes}");
 }
 
 const LIMITS: EngineLimits = EngineLimits { blocks: 100, has_prefix_cache: true, host: Nanos::ZERO, ranks: 1 };
@@ -201,4 +243,32 @@ fn ranks_share_the_requests_and_go_in_step() {
 fn a_request_that_never_fits_is_refused() {
     let refused = engine::replay(&[request(Nanos::ZERO, 1500, 200)], &BatchOptions::vllm(), LIMITS, |_| Nanos::ms(1));
     assert!(matches!(refused, Err(FidelityError::TooLong { request: 0, needed: 107, blocks: 100 })));
+}
+
+proptest! {
+    /// Differential: with a prefix cache every iteration is formed, without one those that nothing disturbs are not. Where
+    /// prompts have nothing in common and blocks suffice, a cache changes nothing else.
+    #[test]
+    fn iterations_that_nothing_disturbs_are_as_if_they_were_formed(
+        requests in prop::collection::vec((0u64..60_000, 1u32..200, 1u32..60), 1..20),
+        max_sequences in 1u32..8,
+        (per_token, host) in (0u64..2_000, 0u64..300),
+    ) {
+        let mut at = Nanos::ZERO;
+        let requests: Vec<_> = requests.into_iter().map(|(gap, prompt, output)| {
+            at += Nanos::us(gap);
+            request(at, prompt, output)
+        }).collect();
+        let options = BatchOptions { token_budget: 64, max_sequences, ahead: 0, ..BatchOptions::vllm() };
+        let time = |ranks: &[&[Row]]| {
+            let context: u64 = ranks[0].iter().map(|row| u64::from(row.position + row.tokens)).sum();
+            Nanos::us(500) + Nanos(per_token * context)
+        };
+        let limits = EngineLimits { blocks: 10_000, host: Nanos::us(host), ..LIMITS };
+        let formed = engine::replay(&requests, &options, limits, time).unwrap();
+        let limits = EngineLimits { has_prefix_cache: false, ..limits };
+        let passed = engine::replay(&requests, &options, limits, time).unwrap();
+        prop_assert_eq!(&passed, &formed);
+        prop_assert!(passed.outcomes.iter().all(|outcome| !outcome.last_token.is_zero()));
+    }
 }

@@ -6,19 +6,23 @@
 //! ```
 //!
 //! `--data` finds every run below a folder, the profile of its model and device, and the hashes of its prompts' blocks.
+//! What cannot be predicted or read is listed with its file and the reason behind all that can, and the program fails.
 //! The files are those of LLMServingSim (its `bench` and `profiler`). The figures are written to
 //! `target/targets/fidelity.json` too, below `$CARGO_TARGET_DIR` if that is set.
 
 #![forbid(unsafe_code)]
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use serde_json::{Value, json};
-use slicescheduler::fidelity::{Case, Comparison, FidelityError, Metric, Run, Statistics, cases, compare, predict};
+use slicescheduler::fidelity::cases::{self, Found};
+use slicescheduler::fidelity::{
+    Case, Comparison, FidelityError, Metric, PrefixBlocks, Run, Statistics, compare, predict,
+};
 use slicescheduler::report::write_whole;
 use slicescheduler_examples::Failure;
 
@@ -61,25 +65,26 @@ fn main() -> ExitCode {
     }
 }
 
-/// True if every run found was predicted.
+/// True if every run was predicted, and everything found was readable.
 fn run(arguments: &Arguments) -> Result<bool, Failure> {
-    let cases = match (&arguments.data, &arguments.run, &arguments.profile) {
-        (Some(data), ..) => all_cases(data)?,
-        (None, Some(run), Some(profile)) => {
-            let mut run = Run::read(run)?;
+    let found = match (&arguments.data, &arguments.run, &arguments.profile) {
+        (Some(data), ..) => cases::find(data)?,
+        (None, Some(at), Some(profile)) => {
+            let mut run = Run::read(at)?;
             if let Some(file) = &arguments.prefix {
-                run.read_prefixes(file)?;
+                PrefixBlocks::read(file)?.describe(&mut run)?;
             }
-            vec![Case::read(run, profile, arguments.shape.as_deref())]
+            let case = Case::read(run, profile, arguments.shape.as_deref());
+            Found { cases: vec![(at.clone(), case)], unreadable: Vec::new() }
         }
         _ => {
             let what = "expected --data DIR, or --run DIR with --profile DIR";
             Arguments::command().error(ErrorKind::MissingRequiredArgument, what).exit()
         }
     };
-    let mut comparisons = Vec::new();
-    let mut all = true;
-    for case in cases {
+    let mut left_out: Vec<String> = found.unreadable.iter().map(FidelityError::to_string).collect();
+    let (mut comparisons, runs) = (Vec::new(), found.cases.len());
+    for (at, case) in found.cases {
         let predicted = case.and_then(|case| {
             let prediction = predict(&case.run, case.profile, &case.shape)?;
             Ok(compare(&case.run, &prediction))
@@ -89,11 +94,11 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
                 print(&comparison);
                 comparisons.push(comparison);
             }
-            Err(error) => {
-                all = false;
-                eprintln!("fidelity: {error}");
-            }
+            Err(error) => left_out.push(format!("run {}: {error}", at.display())),
         }
+    }
+    if let (0, Some(data)) = (runs, &arguments.data) {
+        left_out.push(format!("no runs (meta.json, requests.jsonl) below {}", data.display()));
     }
     if let Some(file) = &arguments.json {
         let text = format!("{:#}\n", serde_json::to_value(&comparisons)?);
@@ -101,26 +106,11 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
             .map_err(|error| format!("{}: {error}", file.display()))?;
     }
     write_targets(&comparisons)?;
-    Ok(all && !comparisons.is_empty())
-}
-
-/// Every run below `data`, with what belongs to it; those that cannot be read with the reason.
-fn all_cases(data: &Path) -> Result<Vec<Result<Case, FidelityError>>, Failure> {
-    let (profiles, prefixes) = (cases::profiles(data)?, cases::prefix_files(data)?);
-    let runs = cases::runs(data)?;
-    if runs.is_empty() {
-        return Err(format!("no runs (meta.json, requests.jsonl) below {}", data.display()).into());
+    if !left_out.is_empty() {
+        eprintln!("fidelity: {} of {runs} runs predicted; not used:", comparisons.len());
+        left_out.iter().for_each(|why| eprintln!("  {why}"));
     }
-    let case = |folder: PathBuf| {
-        let mut run = Run::read(&folder)?;
-        let is_its_own = |file: &&PathBuf| run.clone().read_prefixes(file).is_ok();
-        if let Some(file) = prefixes.iter().find(is_its_own) {
-            run.read_prefixes(file)?;
-        }
-        let profile = cases::profile_of(&run, &profiles, data)?;
-        Case::read(run, &profile, None)
-    };
-    Ok(runs.into_iter().map(case).collect())
+    Ok(left_out.is_empty())
 }
 
 fn print(comparison: &Comparison) {

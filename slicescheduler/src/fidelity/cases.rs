@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{DeviceFacts, FidelityError, ModelShape, Run};
-use crate::simulator::profile::ProfileError;
+use super::{DeviceFacts, FidelityError, ModelShape, PrefixBlocks, Run};
 use crate::simulator::profile::llmservingsim::{Profile, ProfileMeta, Yardstick};
 
 /// How deep folders are searched.
@@ -43,82 +42,85 @@ impl Case {
     }
 }
 
-/// The folders of the runs below `folder`: those with `meta.json` and `requests.jsonl`, in order of their names.
+/// What is below a folder.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The folders of the runs, in the order of their names, each with what belongs to the run, or why it cannot be predicted.
+    pub cases: Vec<(PathBuf, Result<Case, FidelityError>)>,
+    /// Why profiles and files of prefix blocks cannot be read.
+    pub unreadable: Vec<FidelityError>,
+}
+
+/// Every run below `folder`, with the profile of its model, device and tensor-parallel degree, and the hashes of its
+/// prompts' blocks. One that cannot be read keeps no other from being found.
+///
+/// A run is a folder with `meta.json` and `requests.jsonl`, a profile one with `meta.yaml` and a folder `tp<n>`;
+/// prefix blocks are in `*.prefix-blocks.jsonl`, gzipped or not.
 ///
 /// # Errors
 /// If a folder cannot be read.
-pub fn runs(folder: &Path) -> Result<Vec<PathBuf>, FidelityError> {
-    let is_run = |folder: &Path| folder.join("meta.json").exists() && folder.join("requests.jsonl").exists();
-    let mut found = Vec::new();
-    folders(folder, DEPTH, &mut |folder| {
-        if is_run(folder) {
-            found.push(folder.into());
+pub fn find(folder: &Path) -> Result<Found, FidelityError> {
+    let (mut runs, mut profiles, mut prefixes) = (Vec::new(), Vec::new(), Vec::new());
+    folders(folder, DEPTH, &mut |folder, entries| {
+        let has = |name: &str| folder.join(name).exists();
+        if has("meta.json") && has("requests.jsonl") {
+            runs.push(folder.to_path_buf());
         }
+        if has("meta.yaml") && (0..4).any(|power| folder.join(format!("tp{}", 1u32 << power)).is_dir()) {
+            profiles.push(folder.to_path_buf());
+        }
+        prefixes.extend(entries.iter().filter(|file| has_prefixes(file)).cloned());
     })?;
-    found.sort();
-    Ok(found)
+    [&mut runs, &mut profiles, &mut prefixes].into_iter().for_each(|found| found.sort());
+    let mut unreadable = Vec::new();
+    let profiles: Vec<_> = profiles
+        .into_iter()
+        .filter_map(|at| Some((or_note(ProfileMeta::read(&at).map_err(Into::into), &mut unreadable)?, at)))
+        .collect();
+    let prefixes: Vec<_> =
+        prefixes.iter().filter_map(|file| or_note(PrefixBlocks::read(file), &mut unreadable)).collect();
+    let case = |at: &Path| {
+        let mut run = Run::read(at)?;
+        // The first that are its own are taken.
+        let _ = prefixes.iter().any(|blocks| blocks.describe(&mut run).is_ok());
+        let profile = profile_of(&run, &profiles, folder)?;
+        Case::read(run, profile, None)
+    };
+    let cases = runs.into_iter().map(|at| (at.clone(), case(&at))).collect();
+    Ok(Found { cases, unreadable })
 }
 
-/// The profiles below `folder`: those with `meta.yaml` and a folder `tp<n>`, with what they say about themselves, in
-/// order of their names.
-///
-/// # Errors
-/// If a folder cannot be read, or a profile does not describe itself.
-pub fn profiles(folder: &Path) -> Result<Vec<(PathBuf, ProfileMeta)>, FidelityError> {
-    let mut found = Vec::new();
-    folders(folder, DEPTH, &mut |folder| {
-        let has_tables = (0..4).any(|power| folder.join(format!("tp{}", 1u32 << power)).is_dir());
-        if folder.join("meta.yaml").exists() && has_tables {
-            found.push(folder.to_path_buf());
-        }
-    })?;
-    found.sort();
-    let read = |folder: PathBuf| -> Result<_, ProfileError> { ProfileMeta::read(&folder).map(|meta| (folder, meta)) };
-    Ok(found.into_iter().map(read).collect::<Result<_, _>>()?)
+fn or_note<T>(read: Result<T, FidelityError>, unreadable: &mut Vec<FidelityError>) -> Option<T> {
+    read.map_err(|error| unreadable.push(error)).ok()
 }
 
 /// The profile for `run` among `profiles`: of the same model and device, with its tensor-parallel degree.
-///
-/// # Errors
-/// If there is none.
-pub fn profile_of(run: &Run, profiles: &[(PathBuf, ProfileMeta)], below: &Path) -> Result<PathBuf, FidelityError> {
+fn profile_of<'a>(run: &Run, profiles: &'a [(ProfileMeta, PathBuf)], below: &Path) -> Result<&'a Path, FidelityError> {
     let device = run.device.clone().unwrap_or_default();
     let tp = run.parallel().tensor;
     let last = |name: &str| name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
-    let fits = |(folder, meta): &&(PathBuf, ProfileMeta)| {
+    let fits = |(meta, folder): &&(ProfileMeta, PathBuf)| {
         let same_device = meta.gpu == device || meta.hardware.eq_ignore_ascii_case(&device);
         same_device && last(&meta.model) == last(&run.model) && folder.join(format!("tp{tp}")).is_dir()
     };
-    let found = profiles.iter().find(fits).map(|(folder, _)| folder.clone());
+    let found = profiles.iter().find(fits).map(|(_, folder)| &**folder);
     found.ok_or_else(|| FidelityError::NoProfile { model: run.model.clone(), device, tp, folder: below.into() })
 }
 
-/// The files of prefix blocks below `folder`: `*.prefix-blocks.jsonl`, gzipped or not.
-///
-/// # Errors
-/// If a folder cannot be read.
-pub fn prefix_files(folder: &Path) -> Result<Vec<PathBuf>, FidelityError> {
-    let mut found = Vec::new();
-    let mut error = None;
-    folders(folder, DEPTH, &mut |folder| match entries(folder) {
-        Ok(entries) => found.extend(entries.into_iter().filter(|file| {
-            let name = file.file_name().unwrap_or_default().to_string_lossy();
-            name.ends_with(".prefix-blocks.jsonl") || name.ends_with(".prefix-blocks.jsonl.gz")
-        })),
-        Err(failed) => error = Some(failed),
-    })?;
-    found.sort();
-    error.map_or(Ok(found), Err)
+fn has_prefixes(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    name.ends_with(".prefix-blocks.jsonl") || name.ends_with(".prefix-blocks.jsonl.gz")
 }
 
-/// Calls `each` with `folder` and all folders below it down to `depth`.
-fn folders(folder: &Path, depth: u32, each: &mut dyn FnMut(&Path)) -> Result<(), FidelityError> {
-    each(folder);
+/// Calls `each` with `folder` and all folders below it down to `depth`, and with what is in each.
+fn folders(folder: &Path, depth: u32, each: &mut dyn FnMut(&Path, &[PathBuf])) -> Result<(), FidelityError> {
+    let entries = entries(folder)?;
+    each(folder, &entries);
     if depth == 0 {
         return Ok(());
     }
-    for entry in entries(folder)?.into_iter().filter(|entry| entry.is_dir() && !entry.is_symlink()) {
-        folders(&entry, depth - 1, each)?;
+    for entry in entries.iter().filter(|entry| entry.is_dir() && !entry.is_symlink()) {
+        folders(entry, depth - 1, each)?;
     }
     Ok(())
 }

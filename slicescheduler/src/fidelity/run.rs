@@ -7,11 +7,9 @@
 //! | `timeseries.csv` | once per second: running and waiting requests, KV share |
 //! | `config.json` | maybe the device's name and memory, and its links |
 //!
-//! The prompts' blocks come from a file beside the runs: one JSON object per line with `request_id` and
-//! `block_hashes`, one chained 64-bit hash (hexadecimal) per 16 tokens, gzipped or not.
+//! The prompts' blocks come from a file beside the runs: see [`PrefixBlocks`](super::PrefixBlocks).
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -23,7 +21,7 @@ use super::FidelityError;
 use crate::gmg::units::Nanos;
 
 /// Tokens per hash in a file of prefix blocks.
-const HASHED_TOKENS: u32 = 16;
+pub(super) const HASHED_TOKENS: u32 = 16;
 /// The longest line of a file that is read.
 const LONGEST_LINE: u64 = 1 << 24;
 /// The longest time that a run may take, in seconds: a year.
@@ -209,13 +207,6 @@ struct RequestLine {
 }
 
 #[derive(Deserialize)]
-struct HashLine {
-    request_id: String,
-    input_toks: u32,
-    block_hashes: Vec<String>,
-}
-
-#[derive(Deserialize)]
 struct LoadLine {
     t: f64,
     running: f64,
@@ -246,53 +237,6 @@ impl Run {
             meta,
             config,
         })
-    }
-
-    /// Takes the hashes of the prompts' blocks from `file`.
-    ///
-    /// # Errors
-    /// If the file is not as described, a request is there twice, or it holds other prompts than the run: another length
-    /// of a prompt, or none of its requests.
-    pub fn read_prefixes(&mut self, file: &Path) -> Result<(), FidelityError> {
-        let mut hashes: HashMap<String, (u64, u32, Arc<[u64]>)> = HashMap::new();
-        let raw = File::open(file).map_err(|source| FidelityError::Io { file: file.into(), source })?;
-        let gzipped = file.extension().is_some_and(|extension| extension == "gz");
-        let reader: Box<dyn Read> = if gzipped { Box::new(flate2::read::GzDecoder::new(raw)) } else { Box::new(raw) };
-        for_each_line(file, reader, |line, bytes| {
-            let parsed: HashLine = json(file, line, bytes)?;
-            let blocks = parsed.block_hashes.iter().map(|hash| u64::from_str_radix(hash, 16));
-            let blocks = blocks.collect::<Result<Vec<_>, _>>().map_err(|error| FidelityError::Record {
-                file: file.into(),
-                line,
-                what: format!("a block hash: {error}; expected 16 hexadecimal digits"),
-            })?;
-            if blocks.len() > (parsed.input_toks / HASHED_TOKENS) as usize {
-                let what = format!("{} hashes for {} tokens: expected one per 16", blocks.len(), parsed.input_toks);
-                return Err(FidelityError::Record { file: file.into(), line, what });
-            }
-            match hashes.entry(parsed.request_id) {
-                Entry::Occupied(known) => Err(again(file, line, known.key(), known.get().0)),
-                Entry::Vacant(free) => {
-                    free.insert((line, parsed.input_toks, Arc::<[u64]>::from(blocks)));
-                    Ok(())
-                }
-            }
-        })?;
-        let mut found = 0;
-        for request in &mut self.requests {
-            let Some((line, prompt, blocks)) = hashes.get(&request.id) else { continue };
-            if *prompt != request.prompt {
-                let what = format!("a prompt of {prompt} tokens: {} in the run has {}", request.id, request.prompt);
-                return Err(FidelityError::Record { file: file.into(), line: *line, what });
-            }
-            request.hashes = Some(Arc::clone(blocks));
-            found += 1;
-        }
-        if found == 0 {
-            let what = "none of the run's requests: expected the same request_id".to_owned();
-            return Err(FidelityError::Record { file: file.into(), line: 1, what });
-        }
-        Ok(())
     }
 
     /// Degrees of parallelism.
@@ -382,7 +326,7 @@ pub fn hashes_of_blocks(hashes: &Arc<[u64]>, block_tokens: u32) -> Option<Arc<[u
 }
 
 /// A request that is in a file more than once.
-fn again(file: &Path, line: u64, request: &str, first: u64) -> FidelityError {
+pub(super) fn again(file: &Path, line: u64, request: &str, first: u64) -> FidelityError {
     let what = format!("request_id {request} again, which is on line {first}: expected every request once");
     FidelityError::Record { file: file.into(), line, what }
 }
@@ -493,11 +437,11 @@ fn whole<T: for<'a> Deserialize<'a>>(file: &Path) -> Result<T, FidelityError> {
     })
 }
 
-fn json<T: for<'a> Deserialize<'a>>(file: &Path, line: u64, bytes: &[u8]) -> Result<T, FidelityError> {
+pub(super) fn json<T: for<'a> Deserialize<'a>>(file: &Path, line: u64, bytes: &[u8]) -> Result<T, FidelityError> {
     serde_json::from_slice(bytes).map_err(|source| FidelityError::Json { file: file.into(), line, source })
 }
 
-fn for_each_line(
+pub(super) fn for_each_line(
     file: &Path,
     reader: impl Read,
     mut each: impl FnMut(u64, &[u8]) -> Result<(), FidelityError>,
