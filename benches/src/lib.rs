@@ -75,14 +75,17 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, value, unit, bound, threads, .. } = self;
-        let sign = if self.better == Better::Lower { "<=" } else { ">=" };
+        let Self { name, value, unit, bound, better, threads, .. } = self;
+        let sign = if *better == Better::Lower { "<=" } else { ">=" };
         let how = if self.measured { "measured" } else { "simulated" };
         let met = if self.is_met() { "met" } else { "missed" };
         write!(f, "{name:<60} {value:>12.1} {unit} ({sign} {bound} {unit}: {met}; {how}, {threads} thread")?;
         f.write_str(if *threads == 1 { ")" } else { "s)" })?;
         match self.peer {
-            Some((peer, theirs)) => write!(f, "; {peer} {theirs:.1} {unit}, ratio {:.2}", theirs / value),
+            Some((peer, theirs)) => {
+                let ratio = if *better == Better::Lower { theirs / value } else { value / theirs };
+                write!(f, "; {peer} {theirs:.1} {unit}, ratio {ratio:.2}")
+            }
             None => Ok(()),
         }
     }
@@ -146,6 +149,8 @@ mod tests {
         let slow = Target::at_most("x", 3.0, "ns", 2.0);
         assert!(!slow.is_met());
         assert!(Target { better: Better::Higher, ..slow.clone() }.is_met());
+        let fast = Target { better: Better::Higher, peer: Some(("theirs", 1.5)), ..slow.clone() };
+        assert!(fast.to_string().ends_with("theirs 1.5 ns, ratio 2.00"), "{fast}");
         let peer = Target { peer: Some(("theirs", 6.0)), ..slow };
         assert_eq!(peer.json()["peer"]["value"], 6.0);
         assert!(peer.to_string().ends_with("(<= 2 ns: missed; measured, 1 thread); theirs 6.0 ns, ratio 2.00"));

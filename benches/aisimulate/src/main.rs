@@ -8,21 +8,26 @@
 //! Both sides get the same arrivals, lengths, limits of batches, KV blocks and latencies, place requests in turn, and
 //! keep no prefix cache, because the trace has no prompts. Both run in one thread. What is timed is the replay, not the
 //! reading of the trace, and the fastest of several runs counts. Here it is the batching that serves for real and its
-//! engine loop, one iteration after another; no policy and no graph take part, as they do not on the other side.
+//! engine loop; no policy and no graph take part, as they do not on the other side.
+//!
+//! That both did the same work is checked, not assumed: requests that ended, tokens of prompts and answers, and the
+//! makespan, the mean times to first token and from end to end, which may differ by what the clocks round (theirs counts
+//! milliseconds in floating point). A difference of more than one part in a thousand is an error.
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use aisimulate_core::TimingModel;
 use aisimulate_core::engine::{Backend, EngineConfig as Rank};
 use aisimulate_core::replay::{
     CURRENT_REPLAY_SPEC_VERSION, ReplayEngineConfig, ReplayRequest, ReplaySpec, ReplayTopology,
     run_engine_replay_with_timing,
 };
-use aisimulate_core::TimingModel;
 use clap::Parser;
 use cpu_time::ProcessTime;
 use slicescheduler::fidelity::{EngineLimits, EngineRequest, engine};
@@ -81,11 +86,47 @@ impl TimingModel for Latencies {
 }
 
 /// What both sides say about a replay.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Figures {
     completed: usize,
+    /// Tokens of prompts that were computed.
+    prompt_tokens: u64,
+    output_tokens: u64,
+    /// From the first arrival to the last token.
+    makespan_ms: f64,
     ttft_ms: f64,
     e2e_ms: f64,
+}
+
+impl Figures {
+    /// Where the two differ by more than a thousandth, if they do.
+    fn differs_from(&self, other: &Self) -> Option<&'static str> {
+        let far = |one: f64, other: f64| (one - other).abs() > 1e-3 * other.abs();
+        let pairs = [
+            ("requests that ended", self.completed as f64, other.completed as f64, true),
+            ("tokens of prompts", self.prompt_tokens as f64, other.prompt_tokens as f64, true),
+            ("tokens of answers", self.output_tokens as f64, other.output_tokens as f64, true),
+            ("makespan", self.makespan_ms, other.makespan_ms, false),
+            ("mean time to first token", self.ttft_ms, other.ttft_ms, false),
+            ("mean time from end to end", self.e2e_ms, other.e2e_ms, false),
+        ];
+        pairs
+            .into_iter()
+            .find(|(_, one, other, exact)| if *exact { one != other } else { far(*one, *other) })
+            .map(|p| p.0)
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { completed, prompt_tokens, output_tokens, makespan_ms, ttft_ms, e2e_ms } = self;
+        write!(
+            f,
+            "{completed} requests, {prompt_tokens} + {output_tokens} tokens, makespan {:.3} s, mean TTFT {ttft_ms:.3} ms, \
+             E2E {e2e_ms:.3} ms",
+            makespan_ms / 1e3
+        )
+    }
 }
 
 fn theirs(requests: &[EngineRequest], workers: usize) -> Result<(Duration, Figures), Failure> {
@@ -127,9 +168,16 @@ fn theirs(requests: &[EngineRequest], workers: usize) -> Result<(Duration, Figur
     let start = ProcessTime::now();
     let report = run_engine_replay_with_timing(spec, Arc::new(Latencies))?;
     let took = start.elapsed();
-    let latency = &report.latency;
-    let completed = report.request_counts.completed_requests;
-    Ok((took, Figures { completed, ttft_ms: latency.ttft.mean_ms, e2e_ms: latency.e2e.mean_ms }))
+    let (counts, latency) = (&report.request_counts, &report.latency);
+    let figures = Figures {
+        completed: counts.completed_requests,
+        prompt_tokens: report.committed_prefill_tokens,
+        output_tokens: counts.total_output_tokens as u64,
+        makespan_ms: report.throughput.duration_ms,
+        ttft_ms: latency.ttft.mean_ms,
+        e2e_ms: latency.e2e.mean_ms,
+    };
+    Ok((took, figures))
 }
 
 fn ours(requests: &[EngineRequest], workers: usize) -> Result<(Duration, Figures), Failure> {
@@ -140,40 +188,69 @@ fn ours(requests: &[EngineRequest], workers: usize) -> Result<(Duration, Figures
         ahead: 0,
         ..BatchOptions::vllm()
     };
-    let limits = EngineLimits { blocks: BLOCKS - 1, has_prefix_cache: false, host: Nanos::ZERO, ranks: 1 };
+    let limits = EngineLimits { blocks: BLOCKS, has_prefix_cache: false, host: Nanos::ZERO, ranks: 1 };
     let start = ProcessTime::now();
-    let (mut ttft, mut e2e, mut completed) = (0.0, 0.0, 0);
+    let mut figures = Figures::default();
+    let (mut ttft, mut e2e, mut last) = (0.0, 0.0, Nanos::ZERO);
     for worker in 0..workers {
         let own: Vec<_> = requests.iter().skip(worker).step_by(workers).cloned().collect();
-        let served = engine::replay(&own, &options, limits, iteration)?;
+        let mut iteration = Iteration::default();
+        let served = engine::replay(&own, &options, limits, |ranks| iteration.time(ranks, &own))?;
+        figures.prompt_tokens += iteration.prompt_tokens;
+        figures.output_tokens += iteration.output_tokens;
         for (request, outcome) in own.iter().zip(&served.outcomes) {
             ttft += (outcome.first_token - request.arrival).as_ms_f64();
             e2e += (outcome.last_token - request.arrival).as_ms_f64();
-            completed += usize::from(!outcome.last_token.is_zero());
+            figures.completed += usize::from(!outcome.last_token.is_zero());
+            last = last.max(outcome.last_token);
         }
     }
     let took = start.elapsed();
-    let mean = |sum: f64| sum / completed.max(1) as f64;
-    Ok((took, Figures { completed, ttft_ms: mean(ttft), e2e_ms: mean(e2e) }))
+    let first = requests.first().map_or(Nanos::ZERO, |request| request.arrival);
+    let mean = |sum: f64| sum / figures.completed.max(1) as f64;
+    (figures.ttft_ms, figures.e2e_ms, figures.makespan_ms) = (mean(ttft), mean(e2e), (last - first).as_ms_f64());
+    Ok((took, figures))
 }
 
-/// The time of an iteration: its part of prompts, and its decodes.
-fn iteration(ranks: &[&[Row]]) -> Nanos {
-    let (mut tokens, mut before, mut prompts, mut batch, mut context) = (0, 0, 0, 0, 0);
-    for row in ranks.iter().flat_map(|rows| rows.iter()) {
-        if row.tokens > 1 {
-            tokens += row.tokens;
-            before += row.position;
-            prompts += 1;
+/// The times of iterations, and the tokens in them.
+#[derive(Default)]
+struct Iteration {
+    prompt_tokens: u64,
+    output_tokens: u64,
+}
+
+impl Iteration {
+    /// The time of an iteration: its part of prompts, from the means of their lengths in whole tokens as the other side
+    /// has them, and its decodes. A first token costs no more than the prompt that gives it.
+    fn time(&mut self, ranks: &[&[Row]], requests: &[EngineRequest]) -> Nanos {
+        let (mut ends, mut before, mut prompts, mut batch, mut context) = (0, 0, 0, 0, 0);
+        for row in ranks.iter().flat_map(|rows| rows.iter()) {
+            let prompt = requests.get(row.request.0 as usize).map_or(0, |request| request.prompt);
+            if row.position < prompt {
+                ends += row.position + row.tokens;
+                before += row.position;
+                prompts += 1;
+                self.prompt_tokens += u64::from(row.tokens);
+            } else {
+                batch += 1;
+                context += row.position + row.tokens;
+            }
+            self.output_tokens += u64::from(row.emits);
         }
-        if row.emits {
-            batch += 1;
-            context += row.position + row.tokens;
+        let mut time = Nanos::ZERO;
+        if prompts > 0 {
+            let (end, before) = (ends / prompts, before / prompts);
+            time += millis(prefill_ms(f64::from(prompts * (end - before)), f64::from(before)));
         }
+        if batch > 0 {
+            time += millis(decode_ms(f64::from(batch), f64::from(context)));
+        }
+        time
     }
-    let prefill = if prompts > 0 { prefill_ms(f64::from(tokens), f64::from(before / prompts)) } else { 0.0 };
-    let decode = if batch > 0 { decode_ms(f64::from(batch), f64::from(context)) } else { 0.0 };
-    Nanos(((prefill + decode) * 1e6) as u64)
+}
+
+fn millis(millis: f64) -> Nanos {
+    Nanos((millis * 1e6).round() as u64)
 }
 
 fn fastest(
@@ -195,33 +272,29 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let records = trace.records()?.collect::<Result<Vec<_>, _>>()?;
     let requests: Vec<_> = records
         .iter()
-        .map(|record| EngineRequest {
-            arrival: record.at,
-            prompt: record.prompt,
-            output: record.output,
-            hashes: None,
-        })
+        .map(|record| EngineRequest { arrival: record.at, prompt: record.prompt, output: record.output, hashes: None })
         .collect();
     let mut targets = Vec::new();
-    let names = [
-        "replay of Azure conv, 1 worker",
-        "replay of Azure conv, 8 workers",
-        "replay of Azure conv, 64 workers",
-    ];
+    let names =
+        ["replay of Azure conv, 1 worker", "replay of Azure conv, 8 workers", "replay of Azure conv, 64 workers"];
     for (workers, name) in [1, 8, 64].into_iter().zip(names) {
         let (our_time, our) = fastest(arguments.runs, || ours(&requests, workers))?;
         let (their_time, their) = fastest(arguments.runs, || theirs(&requests, workers))?;
+        println!("{workers} workers: here {our}; {:.3} CPU s", our_time.as_secs_f64());
+        println!("{workers} workers: AISimulate {their}; {:.3} CPU s", their_time.as_secs_f64());
+        if let Some(what) = our.differs_from(&their) {
+            return Err(format!("the sides did not do the same work with {workers} workers: {what} differ").into());
+        }
+        let apart = (our.makespan_ms - their.makespan_ms).abs() / their.makespan_ms.max(1.0);
+        let times = their_time.as_secs_f64() / our_time.as_secs_f64();
+        println!("{workers} workers: {times:.1} times as fast; makespans differ by a share of {apart:.1e}");
         let rate = |figures: Figures, took: Duration| figures.completed as f64 / took.as_secs_f64();
-        println!(
-            "{workers} workers: here {} requests, mean TTFT {:.1} ms, E2E {:.1} ms; AISimulate {} requests, {:.1} ms, {:.1} ms",
-            our.completed, our.ttft_ms, our.e2e_ms, their.completed, their.ttft_ms, their.e2e_ms
-        );
         let (value, peer) = (rate(our, our_time), rate(their, their_time));
         targets.push(Target {
             name,
             value,
             unit: "requests per CPU second",
-            bound: 10.0 * peer,
+            bound: (10.0 * peer).ceil(),
             better: Better::Higher,
             peer: Some(("aisimulate-core 0.13", peer)),
             measured: true,

@@ -8,6 +8,9 @@
 //!
 //! So a request that arrives while iteration `k` runs is in `k + 2`, and its first token comes when that ends.
 //!
+//! Where one rank forms an iteration only when the last has ended, iterations that
+//! [nothing disturbs](Batcher::undisturbed) are not formed one by one: only their times are asked for.
+//!
 //! Ranks with requests of their own go in step, because they exchange tokens in every layer of experts: they form
 //! their iterations together, and the slowest decides when all of them end. A request goes to the rank with the least
 //! to do, where one that waits counts as four that run.
@@ -92,7 +95,7 @@ pub struct Prediction {
     pub parts: StepParts,
     /// How much of it was measured, and how much is beyond what was.
     pub coverage: Coverage,
-    /// The engine's state whenever an iteration was formed.
+    /// The engine's state when an iteration was formed, whenever it was another than before.
     pub loads: Vec<Load>,
     /// The KV cache that was assumed.
     pub kv: Option<KvBlocks>,
@@ -118,7 +121,19 @@ struct Engine<'a, F> {
     produced: Vec<u32>,
     preempted: Vec<(RequestId, DeviceId)>,
     ended: Vec<Ended>,
+    stretch: Stretch,
+    /// Sequences that run, that wait, and their blocks, as they were when an iteration was formed last.
+    load: Option<(usize, usize, u32)>,
     result: Prediction,
+}
+
+/// Scratch memory of iterations that nothing disturbs.
+#[derive(Default)]
+struct Stretch {
+    rows: Vec<Row>,
+    /// By row: the position that its blocks have no room for.
+    full_at: Vec<u32>,
+    times: Vec<Nanos>,
 }
 
 /// Serves `requests`, which are in the order of arrival, and says when everything happens. `time` gives the time of an
@@ -158,6 +173,8 @@ pub fn replay(
         produced: vec![0; requests.len()],
         preempted: Vec::new(),
         ended: Vec::new(),
+        stretch: Stretch::default(),
+        load: None,
         result: Prediction { outcomes: vec![Outcome::default(); requests.len()], ..Prediction::default() },
     };
     engine.serve();
@@ -171,6 +188,9 @@ impl<F: FnMut(&[&[Row]]) -> Nanos> Engine<'_, F> {
             while self.requests.get(arrived).is_some_and(|request| request.arrival <= self.now) {
                 self.take_in(arrived);
                 arrived += 1;
+            }
+            if self.run_undisturbed(self.requests.get(arrived).map(|next| next.arrival)) {
+                continue;
             }
             if self.launch() && self.in_flight.len() as u32 <= self.options.ahead {
                 continue;
@@ -201,18 +221,8 @@ impl<F: FnMut(&[&[Row]]) -> Nanos> Engine<'_, F> {
     fn launch(&mut self) -> bool {
         let (limits, preempted) = (self.limits, &mut self.preempted);
         let form = |rank: &mut Batcher| {
-            let free = match rank.replicas()[0].cache() {
-                Some(_) => u32::MAX,
-                None => limits.blocks.saturating_sub(rank.replicas()[0].blocks()),
-            };
-            let limits = BatchLimits {
-                tokens: u32::MAX,
-                sequences: u32::MAX,
-                new_blocks: free,
-                keep_free: 0,
-                not_due_before: Nanos::ZERO,
-            };
-            rank.form(0, limits, preempted)
+            let free = free_blocks(rank, limits);
+            rank.form(0, free, preempted)
         };
         let jobs: Vec<_> = self.ranks.iter_mut().map(form).collect();
         for (request, _) in self.preempted.drain(..) {
@@ -248,14 +258,73 @@ impl<F: FnMut(&[&[Row]]) -> Nanos> Engine<'_, F> {
             }
         }
         let replicas = || self.ranks.iter().map(|rank| &rank.replicas()[0]);
-        let held: u32 = replicas().map(|replica| replica.blocks()).sum();
+        let held = replicas().map(|replica| replica.blocks()).sum();
+        let running = replicas().map(|replica| replica.running().len()).sum();
+        let waiting = self.ranks.iter().map(|rank| rank.waiting().len()).sum();
+        self.note_load(running, waiting, held);
+    }
+
+    /// An iteration is formed now: so many sequences run and wait, and hold so many blocks.
+    fn note_load(&mut self, running: usize, waiting: usize, held: u32) {
+        if self.load.replace((running, waiting, held)) == Some((running, waiting, held)) {
+            return;
+        }
         let all = f64::from(self.limits.blocks) * self.ranks.len() as f64;
-        result.loads.push(Load {
+        self.result.loads.push(Load {
             at: self.now.as_secs_f64(),
-            running: replicas().map(|replica| replica.running().len()).sum::<usize>() as f64,
-            waiting: self.ranks.iter().map(|rank| rank.waiting().len()).sum::<usize>() as f64,
+            running: running as f64,
+            waiting: waiting as f64,
             kv: 100.0 * f64::from(held) / all.max(1.0),
         });
+    }
+
+    /// Runs iterations that nothing disturbs until the first that ends at `arrival` or later, if anybody arrives. False
+    /// if there are none.
+    fn run_undisturbed(&mut self, arrival: Option<Nanos>) -> bool {
+        let ([rank], true) = (&self.ranks[..], self.options.ahead == 0 && self.in_flight.is_empty()) else {
+            return false;
+        };
+        let most = rank.undisturbed(0, free_blocks(rank, self.limits));
+        if most == 0 {
+            return false;
+        }
+        let replica = &rank.replicas()[0];
+        let (running, waiting, mut held) = (replica.running(), rank.waiting().len(), replica.blocks());
+        let Stretch { mut rows, mut full_at, mut times } = std::mem::take(&mut self.stretch);
+        let block_tokens = self.options.block_tokens.max(1);
+        rows.clear();
+        rows.extend(running.iter().map(|sequence| Row {
+            request: sequence.request,
+            position: sequence.computed,
+            tokens: 1,
+            emits: true,
+        }));
+        full_at.clear();
+        full_at.extend(running.iter().map(|sequence| sequence.blocks * block_tokens));
+        times.clear();
+        while (times.len() as u32) < most && arrival.is_none_or(|arrival| self.now < arrival) {
+            for (row, full_at) in rows.iter().zip(&mut full_at) {
+                if row.position >= *full_at {
+                    *full_at += block_tokens;
+                    held += 1;
+                }
+            }
+            self.note_load(rows.len(), waiting, held);
+            let takes = (self.time)(&[&rows]);
+            self.device_free = self.device_free.max(self.now + self.limits.host) + takes;
+            self.now = self.now.max(self.device_free);
+            times.push(self.now);
+            rows.iter_mut().for_each(|row| row.position += 1);
+        }
+        let count = times.len() as u32;
+        self.result.steps += u64::from(count);
+        self.result.decode_steps += u64::from(count);
+        rows.iter().for_each(|row| self.produced[row.request.0 as usize] += count);
+        if let Some(rank) = self.ranks.first_mut() {
+            rank.pass(0, &times);
+        }
+        self.stretch = Stretch { rows, full_at, times };
+        true
     }
 
     /// The oldest iteration in flight ended: its tokens come.
@@ -280,4 +349,14 @@ impl<F: FnMut(&[&[Row]]) -> Nanos> Engine<'_, F> {
             rank.complete(job, &self.ended, self.now, &mut Vec::new());
         }
     }
+}
+
+/// What the next iteration of a rank may take: every block that is free.
+fn free_blocks(rank: &Batcher, limits: EngineLimits) -> BatchLimits {
+    let replica = &rank.replicas()[0];
+    let new_blocks = match replica.cache() {
+        Some(_) => u32::MAX,
+        None => limits.blocks.saturating_sub(replica.blocks()),
+    };
+    BatchLimits { tokens: u32::MAX, sequences: u32::MAX, new_blocks, keep_free: 0, not_due_before: Nanos::ZERO }
 }
