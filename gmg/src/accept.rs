@@ -11,7 +11,7 @@ use crate::error::GmgError;
 use crate::gang::{self, GangError};
 use crate::gmg::Gmg;
 use crate::id::{JobId, LaneId};
-use crate::job::{JobSpec, StoredState};
+use crate::job::{Job, JobSpec, StoredState};
 use crate::plan::{Accepted, Action, Command, Dropped, Launch, Plan, Rank, Work};
 use crate::view::GmgView;
 
@@ -68,11 +68,18 @@ fn try_existing(gmg: &mut Gmg, action: &Action, accepted: &mut Accepted) -> Resu
             Ok(())
         }
         Action::Cancel { job } => {
-            if gmg.state().job(job).is_some_and(|job| job.is_dispatched()) {
-                return Err(GmgError::StillDispatched(job));
+            let found = gmg.state().job(job).ok_or(GmgError::NoSuchJob(job))?;
+            let ranks =
+                found.gang.as_ref().map_or_else(|| std::slice::from_ref(&job).into(), |gang| gang.jobs().into());
+            let ranks: SmallVec<[JobId; 4]> = ranks;
+            if let Some(&placed) = ranks.iter().find(|&&rank| gmg.state().job(rank).is_some_and(Job::is_dispatched)) {
+                return Err(GmgError::StillDispatched(placed));
             }
             accepted.applied.push(gmg.apply(Intent::Cancel { job })?);
-            accepted.applied.push(gmg.apply(Intent::Retire { job })?);
+            for rank in ranks.into_iter().filter(|&rank| gmg.state().job(rank).is_some()).collect::<SmallVec<[_; 4]>>()
+            {
+                accepted.applied.push(gmg.apply(Intent::Retire { job: rank })?);
+            }
             Ok(())
         }
         Action::Prefetch { model, device, source } => {

@@ -230,6 +230,14 @@ impl Container {
         Some(place as u32 % self.layout.ranks().max(1))
     }
 
+    /// The devices of the replica that `device` has a part of, by rank; empty if it is not of this container.
+    pub fn group_of(&self, device: DeviceId) -> &[DeviceId] {
+        let Ok(place) = self.devices.binary_search(&device) else { return &[] };
+        let ranks = self.layout.ranks().max(1) as usize;
+        let first = place - place % ranks;
+        self.devices.get(first..first + ranks).unwrap_or_default()
+    }
+
     /// True if `tenant` is at home here.
     pub fn is_home_of(&self, tenant: TenantId) -> bool {
         self.tenant == tenant || self.sharers.contains(&tenant)

@@ -128,6 +128,16 @@ pub trait GmgView: sealed::Sealed {
         self.containers().get(container.index()).map(|container| container.tenant)
     }
 
+    /// The devices over which the model of the owner of `device` is spread, by rank: `device` among others, or
+    /// nothing where a device has a whole model or no owner.
+    fn group(&self, device: DeviceId) -> &[DeviceId] {
+        let container = self.container_of(device).and_then(|id| self.containers().get(id.index()));
+        match container.filter(|container| container.layout.ranks() > 1) {
+            Some(container) => container.group_of(device),
+            None => &[],
+        }
+    }
+
     /// True if `tenant` is at home on `device`: its own, or of a pool that it shares.
     fn is_home(&self, tenant: TenantId, device: DeviceId) -> bool {
         let container = self.container_of(device).and_then(|id| self.containers().get(id.index()));

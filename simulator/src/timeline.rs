@@ -5,7 +5,7 @@
 //! running the [engine](crate::engine) on the mirror plus the actions of the question.
 //!
 //! **What is simulated.** Lanes are exclusive and transfers belong to their device, so work on one
-//! lane does not change what happens on another unless an edge says so. A question is therefore
+//! lane does not change what happens on another unless an edge says so, or a gang is on both. A question is therefore
 //! answered on the lanes that its actions and continuations name, and on those that these wait for,
 //! with the memory of their devices. A question without actions and continuations is answered for
 //! the whole cluster.
@@ -19,6 +19,7 @@
 //! Work is dispatched at the time of the latest report: who plans at another time reports a timer
 //! first. A recall that was ordered and not yet reported is unknown here.
 
+mod gangs;
 mod growth;
 mod lanes;
 mod mirror;
@@ -267,7 +268,7 @@ impl Timeline {
             _ => None,
         }));
         placed.sort_unstable_by_key(|ops| ops.start);
-        let home = job.arena.map(|(device, _)| device).or_else(|| self.mirror.home(job.spec.model));
+        let home = job.arena.map(|(device, _)| device).or_else(|| self.mirror.home(&job.spec));
         let Some(device) = home else { return };
         let rank = self.mirror.rank(job.spec.model, device);
         let lane = job.lane.filter(|lane| lane.device == device).unwrap_or(LaneId::new(device, 0));

@@ -4,13 +4,18 @@
 //! iteration, and output lengths that only it knows. Forecasts never see any of it, so a policy that
 //! does well here does not do so because it can read the future.
 //!
-//! Noise is structural: it depends on the seed, the job's [`JobKey`](slicescheduler_gmg::id::JobKey)
+//! The ranks of a gang start together, when the last of their lanes is theirs, meet in every collective, and end
+//! together: an iteration lasts as long as its slowest rank takes between one collective and the next, and a device
+//! that is slow, stalls or is shared slows all of them.
+//!
+//! Noise is structural: it depends on the seed, the job's [`JobKey`](slicescheduler_gmg::id::JobKey) and rank,
 //! and the operator, never on the order of calls. An iteration takes the same time under every
 //! policy that forms it alike, unless the device is shared, throttled or fails.
 
 mod bound;
 mod cost;
 mod fault;
+mod gang;
 mod lane;
 mod noise;
 mod transfer;
@@ -29,9 +34,10 @@ use slicescheduler_gmg::{GmgView, View};
 pub use cost::WorldCost;
 pub use noise::Noise;
 
-use crate::cost::CostModel;
+use crate::cost::{CostModel, JobCost};
 use crate::interference::{Demand, Interference, JobDemand, Rate};
 use bound::BoundCosts;
+use gang::Gangs;
 use lane::{Ending, SimLane};
 use transfer::{Transfers, Weights};
 
@@ -102,6 +108,7 @@ pub struct SimWorld {
     now: Nanos,
     lanes: Vec<SimLane>,
     first_lane: Vec<u32>,
+    gangs: Gangs,
     outputs: IdMap<RequestId, Output>,
     transfers: Transfers,
     agenda: BinaryHeap<Reverse<(Nanos, u64, Timed)>>,
@@ -129,6 +136,7 @@ impl SimWorld {
             now: Nanos::ZERO,
             lanes,
             first_lane,
+            gangs: Gangs::default(),
             outputs: IdMap::default(),
             agenda: BinaryHeap::new(),
             entries: 0,
@@ -171,6 +179,7 @@ impl SimWorld {
 
     fn launch(&mut self, launch: &Launch) -> Result<(), WorldError> {
         let index = self.lane_index(launch.lane).ok_or(WorldError::NoSuchLane(launch.lane))?;
+        self.gangs.launched(launch, index);
         self.lanes[index].push(launch.clone());
         if self.lanes[index].is_idle() {
             self.start_next(index, self.now);
@@ -180,25 +189,47 @@ impl SimWorld {
         Ok(())
     }
 
-    /// Starts the first entry of a lane's queue, if there is one.
+    /// Starts the first entry of a lane's queue, if there is one. A rank of a gang starts with the others, when
+    /// the last of their lanes is free for it.
     fn start_next(&mut self, index: usize, at: Nanos) {
+        let Some(first) = self.lanes[index].front().filter(|_| self.lanes[index].is_idle()) else { return };
+        if first.spec.gang.is_some() {
+            return self.start_gang(first.spec.key, at);
+        }
         let Some(launch) = self.lanes[index].pop() else { return };
+        let Some(cost) = self.bind(&launch) else { return };
+        let start = at.max(self.lanes[index].held()) + self.options.launch_gap;
+        let costs = Arc::from([cost]);
+        let length = self.noise.length(&launch, &costs);
+        self.begin(index, launch, costs, (start, length));
+        self.began(index);
+    }
+
+    /// The durations of what is launched.
+    fn bind(&mut self, launch: &Launch) -> Option<JobCost> {
+        let device = self.cluster.device(launch.lane.device)?;
+        Some(self.costs.bind(&launch.template, &launch.spec.binding, &device.spec))
+    }
+
+    /// Puts an entry on an idle lane; `costs` are those of all ranks of its gang.
+    fn begin(&mut self, index: usize, launch: Launch, costs: Arc<[JobCost]>, times: (Nanos, Nanos)) {
         let Some(device) = self.cluster.device(launch.lane.device) else { return };
-        let cost = self.costs.bind(&launch.template, &launch.spec.binding, &device.spec);
-        let demand = match self.interference {
-            Some(_) if device.spec.lanes > 1 => {
-                JobDemand::bind(&cost, &launch.template, &launch.spec.binding, &device.spec).mean(&cost)
+        let own = launch.spec.gang.map_or(0, |gang| gang.rank as usize);
+        let demand = match (&self.interference, costs.get(own)) {
+            (Some(_), Some(cost)) if device.spec.lanes > 1 => {
+                JobDemand::bind(cost, &launch.template, &launch.spec.binding, &device.spec).mean(cost)
             }
             _ => Demand::NONE,
         };
-        let start = at.max(self.lanes[index].held()) + self.options.launch_gap;
-        let length = self.noise.length(&launch, &cost);
-        let on = launch.lane.device;
-        let rate = self.speeds.get(on.index()).copied().unwrap_or(Rate::ONE);
-        self.lanes[index].start(launch, cost, demand, start, length, rate);
+        let rate = self.speeds.get(launch.lane.device.index()).copied().unwrap_or(Rate::ONE);
+        self.lanes[index].start(launch, costs, demand, times, rate);
+    }
+
+    /// What runs on a lane has begun.
+    fn began(&mut self, index: usize) {
         self.schedule_end(index);
         if self.interference.is_some() {
-            self.rate(on);
+            self.rate(self.lanes[index].id().device);
         }
         if self.lanes[index].should_yield() {
             self.cut(index, Fate::Keep);
@@ -211,11 +242,14 @@ impl SimWorld {
         }
     }
 
-    /// Ends the running entry of a lane at its first operator boundary after what was launched.
+    /// Ends the running entry of a lane at its first operator boundary after what was launched; all ranks of a
+    /// gang end at the same.
     fn cut(&mut self, index: usize, fate: Fate) {
         let not_before = self.now + self.options.launched_window;
-        if self.lanes[index].cut(&self.noise, not_before, fate) {
-            self.schedule_end(index);
+        for lane in self.gangs.lanes_with(&self.lanes, index) {
+            if self.lanes[lane].cut(&self.noise, not_before, fate) {
+                self.schedule_end(lane);
+            }
         }
     }
 
@@ -224,6 +258,8 @@ impl SimWorld {
         if self.lanes[index].is_running(job) {
             self.cut(index, fate);
             self.lanes[index].take_back_rest(job, fate);
+        } else if let Some(key) = self.lanes[index].queued_gang(job) {
+            self.take_back_gang(key, fate);
         } else if self.lanes[index].take_back_rest(job, fate) {
             self.schedule(self.now, Timed::Lane(lane));
         }
@@ -267,10 +303,11 @@ impl SimWorld {
         let at = self.now;
         let ended = self.lanes[index].end(at);
         if let Some((launch, started, ending)) = ended {
+            let is_last = self.gangs.left(&launch, index);
             match ending {
                 Ending::Finished => {
                     self.simulated += u64::from(launch.ops.end - launch.ops.start);
-                    let ended = self.emit(&launch);
+                    let ended = if is_last { self.emit(&launch) } else { Vec::new() };
                     let Launch { job, ops, .. } = launch;
                     events.push(Event::Finished { job, ops, lane, started, at, tokens: Vec::new(), ended });
                 }
@@ -283,6 +320,7 @@ impl SimWorld {
             }
         }
         for (launch, fate) in self.lanes[index].taken_back() {
+            self.gangs.left(&launch, index);
             let Launch { job, ops, lane, .. } = launch;
             events.push(Event::Recalled { job, lane, done: ops.start..ops.start, end: ops.end, fate, started: at, at });
         }

@@ -123,14 +123,14 @@ pub enum Action {
         /// With what right of way, all of them.
         rank: Rank,
     },
-    /// Take a dispatched job back at its next operator boundary.
+    /// Take a dispatched job back at its next operator boundary; of a gang, all of its jobs, at the same operator.
     Recall {
         /// The job.
         job: JobId,
         /// What becomes of its activations.
         fate: Fate,
     },
-    /// Give up a job that is not on a lane, with what it computed.
+    /// Give up a job that is not on a lane, with what it computed; of a gang, all of its jobs.
     Cancel {
         /// The job.
         job: JobId,

@@ -86,9 +86,10 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// When the work of action `index` would finish; [`None`] if it would not inside the horizon.
+    /// When the work of action `index` would finish, on all lanes that it is on; [`None`] if it would not
+    /// inside the horizon.
     pub fn finish_of_action(&self, index: usize) -> Option<Nanos> {
-        self.runs.iter().find(|run| run.action == Some(index)).map(|run| run.finish)
+        self.runs.iter().filter(|run| run.action == Some(index)).map(|run| run.finish).max()
     }
 
     /// When the last work of `job` would finish.

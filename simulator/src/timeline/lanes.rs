@@ -22,6 +22,8 @@ pub(super) struct Entry {
     /// What is left does not start before.
     pub(super) release: Nanos,
     pub(super) cost: JobCost,
+    /// True if it is a rank of a gang: then only a report says how far it is, since that depends on other lanes.
+    pub(super) in_gang: bool,
 }
 
 /// A lane since its last report.
@@ -67,7 +69,8 @@ impl LaneMirror {
                 None => now.max(job.spec.release).max(self.free_at),
             };
             let Some(cost) = bind(&job.spec) else { continue };
-            let entry = Entry { job: queued.job, ops: queued.ops.clone(), rank: queued.rank, release, cost };
+            let (ops, rank, in_gang) = (queued.ops.clone(), queued.rank, job.gang.is_some());
+            let entry = Entry { job: queued.job, ops, rank, release, cost, in_gang };
             self.entries.insert(place, entry);
             place += 1;
         }
@@ -97,7 +100,8 @@ impl LaneMirror {
     fn advance_others(&mut self, job: JobId, started: Nanos, engine: &mut Engine) {
         let arrival = self.entries.iter().find(|entry| entry.job == job).map_or(started, |entry| entry.release);
         let before = arrival.min(started);
-        if self.entries.iter().all(|entry| entry.job == job || entry.release >= before) {
+        let others = |entry: &Entry| entry.job != job && !entry.in_gang;
+        if !self.entries.iter().any(|entry| others(entry) && entry.release < before) {
             return;
         }
         engine.reset(Nanos::ZERO);
@@ -106,10 +110,9 @@ impl LaneMirror {
             let cost = engine.add_cost(entry.cost.clone());
             engine.add(Node::operators(lane, cost, entry.ops.clone()).rank(entry.rank).release(entry.release))
         };
-        let others = |entry: &&Entry| entry.job != job;
-        let nodes: Vec<_> = self.entries.iter().filter(others).map(add).collect();
+        let nodes: Vec<_> = self.entries.iter().filter(|entry| others(entry)).map(add).collect();
         engine.run(started);
-        for (entry, node) in self.entries.iter_mut().filter(|entry| entry.job != job).zip(nodes) {
+        for (entry, node) in self.entries.iter_mut().filter(|entry| others(entry)).zip(nodes) {
             // The entry is still queued, so at least its last operator is not done.
             let last = entry.ops.end.saturating_sub(1).max(entry.ops.start);
             entry.ops.start = engine.progress(node, started).clamp(entry.ops.start, last);

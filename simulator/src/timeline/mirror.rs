@@ -11,11 +11,13 @@ use smallvec::SmallVec;
 
 use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
 use slicescheduler_gmg::delta::{Applied, Delta, Effect, Intent};
+use slicescheduler_gmg::gang::Members;
 use slicescheduler_gmg::graph::OpGraph;
 use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId, TenantId, Version};
 use slicescheduler_gmg::job::{JobSpec, StoredState};
 use slicescheduler_gmg::memory::WeightState;
 use slicescheduler_gmg::plan::{Event, Rank, Source};
+use slicescheduler_gmg::semantics::OpKind;
 use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_gmg::{GmgView, Model, Tenant, View};
@@ -40,6 +42,8 @@ pub(super) struct JobMirror {
     pub(super) has_grown: bool,
     /// True if every operator that is not done may still run.
     pub(super) alive: bool,
+    /// The jobs of all ranks, if it is one of several.
+    pub(super) gang: Option<Members>,
 }
 
 impl JobMirror {
@@ -81,6 +85,8 @@ pub(super) struct Costs {
     kinds: Vec<Arc<DeviceSpec>>,
     /// By model, then by kind.
     tables: Vec<CostTable>,
+    /// By model: the operators that ranks carry out together, ascending.
+    collectives: Vec<Vec<u32>>,
 }
 
 impl Costs {
@@ -92,12 +98,35 @@ impl Costs {
                 |kind: &Arc<DeviceSpec>| CostTable::new(self.model.clone(), model.template.clone(), kind.clone());
             self.tables.extend(self.kinds.iter().map(table));
         }
+        for model in models.iter().skip(self.collectives.len()) {
+            self.collectives.push(collectives(&model.template));
+        }
+    }
+
+    /// The operators of `model` that ranks carry out together, ascending.
+    pub(super) fn collectives(&self, model: ModelId) -> &[u32] {
+        self.collectives.get(model.index()).map_or(&[], Vec::as_slice)
     }
 
     /// The durations of a job of `model` on a device of kind `kind`.
     fn bind(&self, model: ModelId, kind: usize, binding: &Binding) -> Option<JobCost> {
         self.tables.get(model.index() * self.kinds.len() + kind).map(|table| table.bind(binding))
     }
+}
+
+/// The operators of a template that ranks carry out together, ascending. O(operators).
+fn collectives(template: &OpGraph) -> Vec<u32> {
+    let mut found = Vec::new();
+    for segment in template.segments() {
+        let (range, length) = (segment.op_range(), segment.slots().len() as u32);
+        for (place, slot) in (0..length).zip(segment.slots()) {
+            if let Some(OpKind::Collective(_)) = template.kind(slot) {
+                found.extend((range.start + place..range.end).step_by(length as usize));
+            }
+        }
+    }
+    found.sort_unstable();
+    found
 }
 
 /// What a delta touches: one device, none, or, without an answer, possibly all.
@@ -132,6 +161,8 @@ pub(super) struct Mirror {
     first_lane: Vec<u32>,
     /// By slot.
     jobs: Vec<Option<JobMirror>>,
+    /// How many of them are of a gang.
+    gangs: usize,
     /// KV blocks per sequence. Looked up by key only, so its order does not matter.
     pub(super) sequences: HashMap<RequestId, (DeviceId, u32)>,
     pub(super) loads: Vec<Load>,
@@ -159,7 +190,14 @@ impl Mirror {
                 owner: None,
             });
         }
-        let mut costs = Costs { version: Some(cost.version()), model: cost, epoch: 0, kinds, tables: Vec::new() };
+        let mut costs = Costs {
+            version: Some(cost.version()),
+            model: cost,
+            epoch: 0,
+            kinds,
+            tables: Vec::new(),
+            collectives: Vec::new(),
+        };
         costs.compile(view.models());
         let mut mirror = Self {
             version: view.version(),
@@ -172,6 +210,7 @@ impl Mirror {
             lanes,
             first_lane,
             jobs: Vec::new(),
+            gangs: 0,
             sequences: HashMap::new(),
             loads: Vec::new(),
         };
@@ -250,10 +289,12 @@ impl Mirror {
         (index < end).then_some(index as usize)
     }
 
-    /// The lowest device that has the weights of `model`.
-    pub(super) fn home(&self, model: ModelId) -> Option<DeviceId> {
-        let resident = |device: &DeviceMirror| device.weights.contains(&(model, WeightState::Resident));
-        self.devices.iter().position(resident).map(|index| DeviceId(index as u32))
+    /// The lowest device that has the weights that a job needs; of a gang, one for each rank.
+    pub(super) fn home(&self, spec: &JobSpec) -> Option<DeviceId> {
+        let resident = |device: &DeviceMirror| device.weights.contains(&(spec.model, WeightState::Resident));
+        let rank = spec.gang.map_or(0, |gang| gang.rank as usize);
+        let homes = self.devices.iter().enumerate().filter(|(_, device)| resident(device));
+        homes.map(|(index, _)| DeviceId(index as u32)).nth(rank)
     }
 
     pub(super) fn rank(&self, model: ModelId, device: DeviceId) -> Rank {
@@ -280,8 +321,12 @@ impl Mirror {
         }
     }
 
-    /// The devices whose queues or bytes a delta changes. To be asked before it is observed.
+    /// The devices whose queues or bytes a delta changes. To be asked before it is observed. With gangs,
+    /// what happens on one device may change what follows on others.
     pub(super) fn touched_by(&self, applied: &Applied, view: View<'_>) -> Touched {
+        if self.gangs > 0 {
+            return Touched(None);
+        }
         let arena = |job: &JobId| self.job(*job).and_then(|job| job.arena).map(|(device, _)| device);
         let sequence = |request: &RequestId| self.sequences.get(request).map(|(device, _)| *device);
         let started = |job: &JobId| {
@@ -332,6 +377,11 @@ impl Mirror {
                     self.refresh_job(*job, view);
                 }
             }
+            Intent::SubmitGang(_) => {
+                if let Effect::Gang(jobs) = effect {
+                    jobs.iter().for_each(|&job| self.refresh_job(job, view));
+                }
+            }
             Intent::Dispatch { job, lane, .. } => {
                 self.refresh_job(*job, view);
                 if let Some(index) = self.lane_index(*lane) {
@@ -341,15 +391,15 @@ impl Mirror {
                 self.count_growth(*job, lane.device, view);
             }
             Intent::Cancel { job } | Intent::Retire { job } => {
-                let arena = self.job(*job).and_then(|job| job.arena);
-                self.refresh_job(*job, view);
-                if let Some((device, _)) = arena {
-                    self.refresh_memory(device, view);
+                let ranks = self.job(*job).and_then(|job| job.gang.clone());
+                self.forgo(*job, view);
+                for &rank in ranks.iter().flat_map(Members::jobs).filter(|rank| *rank != job) {
+                    self.forgo(rank, view);
                 }
             }
             Intent::RetireRequest { request } | Intent::ReleaseKv { request, .. } => {
                 if let Some((device, _)) = self.sequences.remove(request) {
-                    self.refresh_memory(device, view);
+                    self.refresh_group(device, view);
                 }
             }
             Intent::LoadWeights { model, device, source } => {
@@ -397,6 +447,15 @@ impl Mirror {
         }
     }
 
+    /// A job may have ended, and the device that had its bytes with it.
+    fn forgo(&mut self, job: JobId, view: View<'_>) {
+        let arena = self.job(job).and_then(|job| job.arena);
+        self.refresh_job(job, view);
+        if let Some((device, _)) = arena {
+            self.refresh_memory(device, view);
+        }
+    }
+
     /// Operators of `job` are no longer on `lane`; `ran` says when they ran, if they did.
     fn left(&mut self, job: JobId, lane: LaneId, ran: Option<(Nanos, Nanos)>, view: View<'_>, engine: &mut Engine) {
         if let Some(index) = self.lane_index(lane) {
@@ -406,20 +465,34 @@ impl Mirror {
             self.refresh_lane(index, view);
         }
         self.refresh_job(job, view);
-        self.refresh_memory(lane.device, view);
+        if let Some(members) = view.job(job).and_then(|job| job.gang.as_ref()).filter(|members| members.is_broken()) {
+            members.jobs().iter().for_each(|&rank| self.refresh_job(rank, view));
+        }
+        self.refresh_group(lane.device, view);
+    }
+
+    /// Sequences of a model that is spread over devices have a part on each of them.
+    fn refresh_group(&mut self, device: DeviceId, view: View<'_>) {
+        self.refresh_memory(device, view);
+        for &part in view.group(device) {
+            self.refresh_memory(part, view);
+        }
     }
 
     fn lost(&mut self, device: DeviceId, view: View<'_>) {
         let lanes = (0..self.lanes.len()).filter(|&lane| self.lanes[lane].id.device == device).collect::<Vec<_>>();
         lanes.into_iter().for_each(|lane| self.refresh_lane(lane, view));
         let on_it = |job: &JobMirror| {
-            job.arena.is_some_and(|(on, _)| on == device) || job.lane.is_some_and(|lane| lane.device == device)
+            job.gang.is_some()
+                || job.arena.is_some_and(|(on, _)| on == device)
+                || job.lane.is_some_and(|lane| lane.device == device)
         };
         let jobs: Vec<_> = self.jobs().filter(|job| on_it(job)).map(|job| job.id).collect();
         jobs.into_iter().for_each(|job| self.refresh_job(job, view));
         self.sequences.retain(|_, (on, _)| *on != device);
         self.loads.retain(|load| load.device != device);
         self.refresh_device(device, view);
+        self.refresh_group(device, view);
     }
 
     fn refresh_lane(&mut self, index: usize, view: View<'_>) {
@@ -435,10 +508,14 @@ impl Mirror {
             self.jobs.resize(slot + 1, None);
         }
         let Some(job) = view.job(id) else {
-            self.jobs[slot].take_if(|job| job.id == id);
+            let gone = self.jobs[slot].take_if(|job| job.id == id);
+            self.gangs -= usize::from(gone.is_some_and(|job| job.gang.is_some()));
             return;
         };
-        let known = self.jobs[slot].take().filter(|known| known.id == id);
+        let known = self.jobs[slot].take();
+        self.gangs -= usize::from(known.as_ref().is_some_and(|job| job.gang.is_some()));
+        self.gangs += usize::from(job.gang.is_some());
+        let known = known.filter(|known| known.id == id);
         let (spec, template) = match known {
             Some(known) => (known.spec, known.template),
             None => (job.spec.clone(), job.template.clone()),
@@ -453,6 +530,7 @@ impl Mirror {
             lane: job.segments.iter().rev().find_map(|segment| segment.lane),
             has_grown: job.kv_on.is_some(),
             alive: !job.segments.iter().any(|segment| ended(segment.state)),
+            gang: job.gang.clone(),
         });
     }
 
@@ -475,6 +553,11 @@ impl Mirror {
 
     fn count_growth(&mut self, job: JobId, device: DeviceId, view: View<'_>) {
         let (Some(job), Some(memory)) = (view.job(job), view.memory(device)) else { return };
+        // A sequence whose parts are on several devices is named by its first.
+        let shares = job.gang.as_ref().is_some_and(Members::shares_batch);
+        if shares && job.spec.gang.is_some_and(|gang| gang.rank > 0) {
+            return;
+        }
         for growth in &job.spec.growth {
             let blocks = memory.kv().table(growth.request).len() as u32;
             self.sequences.insert(growth.request, (device, blocks));

@@ -30,9 +30,12 @@ impl Part {
             actions.push(index);
             match action {
                 Action::Run { work: Work::New(spec), .. } => jobs.extend(&spec.after),
+                Action::RunGang { members, .. } => jobs.extend(members.iter().flat_map(|(spec, _)| &spec.after)),
                 Action::Run { work: Work::Existing { job, .. }, .. } => {
                     jobs.push(*job);
-                    jobs.extend(simulation.mirror.job(*job).iter().flat_map(|job| &job.spec.after));
+                    let known = simulation.mirror.job(*job);
+                    jobs.extend(known.iter().flat_map(|job| &job.spec.after));
+                    jobs.extend(known.and_then(|job| job.gang.as_ref()).iter().flat_map(|gang| gang.jobs()));
                 }
                 Action::Recall { job, .. } => jobs.push(*job),
                 Action::Prefetch { source: Source::Device(from), .. } => devices.push(*from),

@@ -98,6 +98,8 @@ pub(super) struct Scratch {
     pub(super) loads_begun: bool,
     /// True if bytes move over links.
     pub(super) moves: bool,
+    /// The first jobs of the gangs that the engine knows.
+    pub(super) gangs: Vec<JobId>,
     pub(super) route: Vec<LinkRef>,
 }
 
@@ -112,5 +114,6 @@ impl Scratch {
         self.weights.clear();
         self.loads_begun = false;
         self.moves = false;
+        self.gangs.clear();
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
+
 use slicescheduler_gmg::cluster::Endpoint;
 use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ModelId, RequestId};
 use slicescheduler_gmg::job::JobSpec;
@@ -70,6 +72,10 @@ impl<'a> Simulation<'a> {
                     pieces = true;
                     self.run_existing(index, *job, ops.clone(), *lane, *rank)?;
                 }
+                Action::RunGang { members, rank } => {
+                    waits |= members.iter().any(|(spec, _)| !spec.after.is_empty());
+                    self.run_gang(index, members, *rank)?;
+                }
                 Action::Recall { job, fate } => self.recall(index, *job, *fate)?,
                 Action::Prefetch { model, device, source } => self.prefetch(index, *model, *device, *source)?,
                 Action::EvictWeights { model, device } => self.evict_weights(index, *model, *device)?,
@@ -84,6 +90,7 @@ impl<'a> Simulation<'a> {
         }
         if pieces {
             self.connect_pieces()?;
+            self.connect_gangs()?;
         }
         if waits { self.connect_new() } else { Ok(()) }
     }
@@ -91,11 +98,17 @@ impl<'a> Simulation<'a> {
     /// Orders new jobs behind those that they wait for.
     fn connect_new(&mut self) -> Result<(), WhatIfError> {
         for (index, action) in self.chosen() {
-            let Action::Run { work: Work::New(spec), .. } = action else { continue };
-            let run = self.scratch.runs.iter().find(|run| run.origin == Origin::Action(index));
-            let Some(node) = run.map(Run::first) else { continue };
-            for &job in &spec.after {
-                self.wait_for(index, job, node)?;
+            let specs: SmallVec<[&JobSpec; 1]> = match action {
+                Action::Run { work: Work::New(spec), .. } => smallvec![&**spec],
+                Action::RunGang { members, .. } => members.iter().map(|(spec, _)| spec).collect(),
+                _ => continue,
+            };
+            let runs = self.scratch.runs.iter().filter(|run| run.origin == Origin::Action(index));
+            let nodes: SmallVec<[NodeRef; 1]> = runs.map(Run::first).collect();
+            for (spec, node) in specs.into_iter().zip(nodes) {
+                for &job in &spec.after {
+                    self.wait_for(index, job, node)?;
+                }
             }
         }
         Ok(())
@@ -169,7 +182,8 @@ impl<'a> Simulation<'a> {
         let device = self.device(id.device)?;
         let lane = self.scratch.engine.add_lane();
         self.scratch.lanes.set(index, lane.0);
-        for entry in &mirror.lanes[index].entries {
+        let entries = &mirror.lanes[index].entries;
+        for entry in entries {
             let cost = self.scratch.engine.add_cost(entry.cost.clone());
             let node = Node::operators(lane, cost, entry.ops.clone()).rank(entry.rank).release(entry.release);
             let node = self.scratch.engine.add(node);
@@ -179,6 +193,9 @@ impl<'a> Simulation<'a> {
                 self.scratch.engine.hold(node, hold);
             }
             self.record(Origin::Queued, Some(entry.job), id, entry.rank, node, entry.ops.clone());
+        }
+        for entry in entries.iter().filter(|entry| entry.in_gang) {
+            self.gang_of_queued(entry.job);
         }
         Some(lane)
     }
@@ -214,7 +231,13 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    fn run_new(&mut self, index: usize, spec: &JobSpec, lane: LaneId, rank: Rank) -> Result<(), WhatIfError> {
+    pub(super) fn run_new(
+        &mut self,
+        index: usize,
+        spec: &JobSpec,
+        lane: LaneId,
+        rank: Rank,
+    ) -> Result<(), WhatIfError> {
         self.usable(index, lane.device)?;
         let Some(model) = self.mirror.models.get(spec.model.index()) else {
             return refuse(index, format_args!("there is no {}", spec.model));
@@ -234,7 +257,14 @@ impl<'a> Simulation<'a> {
     }
 
     /// A whole job as one node that is submitted at `at`, when its bytes are reserved.
-    fn add_job(&mut self, spec: &JobSpec, lane: LaneId, lane_ref: LaneRef, rank: Rank, at: Nanos) -> NodeRef {
+    pub(super) fn add_job(
+        &mut self,
+        spec: &JobSpec,
+        lane: LaneId,
+        lane_ref: LaneRef,
+        rank: Rank,
+        at: Nanos,
+    ) -> NodeRef {
         let mirror = self.mirror;
         let (Some(model), Some(device)) =
             (mirror.models.get(spec.model.index()), mirror.devices.get(lane.device.index()))
@@ -431,11 +461,20 @@ impl<'a> Simulation<'a> {
             Origin::Queued => run.job.and_then(|job| self.mirror.job(job)).map(|job| &*job.spec),
             Origin::Action(index) => match (self.actions.get(index), run.job) {
                 (Some(Action::Run { work: Work::New(spec), .. }), _) => Some(&**spec),
+                (Some(Action::RunGang { members, .. }), _) => {
+                    members.iter().find(|(_, lane)| *lane == run.lane).map(|(spec, _)| spec)
+                }
                 (_, Some(job)) => self.mirror.job(job).map(|job| &*job.spec),
                 _ => None,
             },
         };
-        let next = continuation.next(finished?, drained.at)?;
+        let finished = finished?;
+        let ranks = finished.gang.map_or(1, |gang| gang.size);
+        let next = continuation.next(finished, drained.at)?;
+        if ranks > 1 {
+            self.continue_gang(&run, next, ranks, drained.at);
+            return Some(place);
+        }
         let node = self.add_job(&next, run.lane, drained.lane, run.rank, drained.at);
         let count = self.mirror.models.get(next.model.index()).map_or(0, |model| model.template.op_count());
         let origin = Origin::Made(self.scratch.made.len());

@@ -1,7 +1,7 @@
 //! The future of a whole cluster, kept device by device.
 //!
 //! What is queued on one device does not depend on another: lanes are exclusive, and only actions
-//! make edges between devices. So the future of a cluster is one future per device, each behind an
+//! make edges between devices. (Devices with a gang on them are computed together, each time anew.) So the future of a cluster is one future per device, each behind an
 //! [`Arc`]. A question computes the devices that it touches and shares the others; a delta makes one
 //! device's future outdated.
 //!
@@ -125,16 +125,13 @@ impl Timeline {
     /// says. O(work up to the horizon).
     pub fn unroll(&mut self, now: Nanos, continuations: Continuations, horizon: Nanos) -> Unrolled {
         self.follow_costs();
-        let mut of_devices: Vec<Continuations> = self.mirror.devices.iter().map(|_| Vec::new()).collect();
-        for (lane, continuation) in continuations {
-            if let Some(of_device) = of_devices.get_mut(lane.device.index()) {
-                of_device.push((lane, continuation));
-            }
-        }
         let (version, costs) = (self.mirror.version, self.mirror.costs.epoch);
         let mut unrolled = Unrolled { version, costs, now, horizon, devices: Vec::new() };
-        for (device, continuations) in (0..).zip(of_devices) {
-            unrolled.devices.push(Arc::new(self.future_of(DeviceId(device), &unrolled, continuations)));
+        let mut given = |lane: LaneId| {
+            continuations.iter().find(|(named, _)| *named == lane).map(|(_, continuation)| continuation.fork())
+        };
+        for device in (0..self.mirror.devices.len() as u32).map(DeviceId) {
+            unrolled.devices.push(Arc::new(self.future_of(device, &unrolled, &mut given)));
         }
         unrolled
     }
@@ -254,11 +251,7 @@ impl Timeline {
             let late = known.runs.iter().any(|run| run.finish < now);
             let touched = self.touched.get(device).is_none_or(|&touched| touched > since);
             if costs_changed || touched || late {
-                let id = DeviceId(device as u32);
-                let lanes = (0..).map(|index| LaneId::new(id, index));
-                let lanes = lanes.take_while(|&lane| self.mirror.lane_index(lane).is_some());
-                let continuations = lanes.filter_map(|lane| Some((lane, continuation(lane)?))).collect();
-                let future = self.future_of(id, unrolled, continuations);
+                let future = self.future_of(DeviceId(device as u32), unrolled, &mut continuation);
                 unrolled.devices[device] = Arc::new(future);
             }
         }
@@ -276,14 +269,27 @@ impl Timeline {
         }
     }
 
-    fn future_of(&mut self, device: DeviceId, unrolled: &Unrolled, continuations: Continuations) -> DeviceFuture {
+    fn future_of(
+        &mut self,
+        device: DeviceId,
+        unrolled: &Unrolled,
+        continuation: &mut dyn FnMut(LaneId) -> Option<Box<dyn Continuation>>,
+    ) -> DeviceFuture {
         let (mirror, scratch): (&Mirror, &mut Scratch) = (&self.mirror, &mut self.scratch);
         let mut simulation = Simulation::new(mirror, scratch, &[], unrolled.now, self.window);
         simulation.device(device);
         simulation.complete_devices();
+        let mut continuations = Continuations::new();
+        for &on in &simulation.scratch.in_use {
+            let lanes = (0..).map(|index| LaneId::new(on, index));
+            let lanes = lanes.take_while(|&lane| mirror.lane_index(lane).is_some());
+            continuations.extend(lanes.filter_map(|lane| Some((lane, continuation(lane)?))));
+        }
         let future = unroll(&mut simulation, unrolled.horizon, &continuations, None);
-        let memory = future.memory.first().copied();
-        let Future { runs, operators, steps, .. } = future;
+        let memory = future.memory.iter().copied().find(|memory| memory.device == device);
+        let Future { mut runs, operators, steps, .. } = future;
+        runs.retain(|run| run.lane.device == device);
+        continuations.retain(|(lane, _)| lane.device == device);
         DeviceFuture { runs, memory, operators, continuations, steps }
     }
 }

@@ -48,6 +48,9 @@ impl SimWorld {
 
     pub(super) fn lose_device(&mut self, device: DeviceId, events: &mut Vec<Event>) {
         for index in self.lanes_of(device) {
+            for key in self.lanes[index].gangs() {
+                self.break_gang(key, index, events);
+            }
             self.lanes[index].clear();
         }
         self.transfers.drop_device(self.now, device);
@@ -57,8 +60,11 @@ impl SimWorld {
 
     pub(super) fn kernel_fails(&mut self, lane: LaneId, events: &mut Vec<Event>) {
         let Some(index) = self.lane_index(lane) else { return };
-        let Some((launch, op)) = self.lanes[index].fail(&self.noise, self.now) else { return };
+        let Some((launch, _, op)) = self.lanes[index].fail(&self.noise, self.now) else { return };
         let job = launch.job;
+        if launch.spec.gang.is_some() {
+            self.break_gang(launch.spec.key, index, events);
+        }
         self.lanes.iter_mut().for_each(|lane| lane.forget(job));
         let failure = Failure::Kernel { op, message: "the kernel was made to fail".into() };
         events.push(Event::Failed { job, lane, at: self.now, failure });
@@ -68,8 +74,10 @@ impl SimWorld {
 
     pub(super) fn stalls(&mut self, lane: LaneId, length: Nanos) {
         let Some(index) = self.lane_index(lane) else { return };
-        if self.lanes[index].stall(self.now, self.now + length) {
-            self.schedule_end(index);
+        for lane in self.gangs.lanes_with(&self.lanes, index) {
+            if self.lanes[lane].stall(self.now, self.now + length) {
+                self.schedule_end(lane);
+            }
         }
     }
 
@@ -108,9 +116,7 @@ impl SimWorld {
         }
         for (runner, rate) in runners.iter().zip(rates) {
             let index = lanes.start + runner.lane as usize;
-            if self.lanes[index].set_rate(self.now, rate.slowed(speed)) {
-                self.schedule_end(index);
-            }
+            self.set_rate(index, rate.slowed(speed));
         }
     }
 }

@@ -1,8 +1,9 @@
 //! One lane of a simulated world.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use slicescheduler_gmg::id::{JobId, LaneId};
+use slicescheduler_gmg::id::{JobId, JobKey, LaneId};
 use slicescheduler_gmg::plan::{Fate, Launch};
 use slicescheduler_gmg::units::Nanos;
 
@@ -22,7 +23,8 @@ pub(super) enum Ending {
 #[derive(Debug)]
 struct Running {
     launch: Launch,
-    cost: JobCost,
+    /// Of all ranks of its gang, by rank, or its own alone.
+    costs: Arc<[JobCost]>,
     demand: Demand,
     start: Nanos,
     /// Where it ends: the length of its operators up to the end or the cut.
@@ -32,6 +34,8 @@ struct Running {
     done: u128,
     based: Nanos,
     rate: Rate,
+    /// What its own device allows; a gang makes progress at the least of its members'.
+    own_rate: Rate,
 }
 
 const RATE_BITS: u32 = Rate::ONE.get().trailing_zeros();
@@ -96,6 +100,16 @@ impl SimLane {
         self.queue.insert(at, launch);
     }
 
+    /// What starts next.
+    pub(super) fn front(&self) -> Option<&Launch> {
+        self.queue.front()
+    }
+
+    /// What runs.
+    pub(super) fn running(&self) -> Option<&Launch> {
+        self.running.as_ref().map(|running| &running.launch)
+    }
+
     pub(super) fn pop(&mut self) -> Option<Launch> {
         self.queue.pop_front()
     }
@@ -112,13 +126,26 @@ impl SimLane {
     pub(super) fn start(
         &mut self,
         launch: Launch,
-        cost: JobCost,
+        costs: Arc<[JobCost]>,
         demand: Demand,
-        start: Nanos,
-        length: Nanos,
-        rate: Rate,
+        (start, length): (Nanos, Nanos),
+        own_rate: Rate,
     ) {
-        self.running = Some(Running { launch, cost, demand, start, length, cut: None, done: 0, based: start, rate });
+        let (cut, done, based, rate) = (None, 0, start, own_rate);
+        let running = Running { launch, costs, demand, start, length, cut, done, based, rate, own_rate };
+        self.running = Some(running);
+    }
+
+    /// What the device of the running entry allows from now on.
+    pub(super) fn set_own_rate(&mut self, rate: Rate) {
+        if let Some(running) = &mut self.running {
+            running.own_rate = rate;
+        }
+    }
+
+    /// What the device of the running entry allows.
+    pub(super) fn own_rate(&self) -> Option<Rate> {
+        self.running.as_ref().map(|running| running.own_rate)
     }
 
     /// When the running entry ends, if nothing changes.
@@ -152,13 +179,26 @@ impl SimLane {
         let Some(running) = self.running.as_mut().filter(|running| running.cut.is_none()) else { return false };
         let done = running.done_at(not_before).div_ceil(1 << RATE_BITS);
         let done = Nanos(u64::try_from(done).unwrap_or(u64::MAX));
-        let (op, length) = noise.boundary(&running.launch, &running.cost, done);
+        let (op, length) = noise.boundary(&running.launch, &running.costs, done);
         if op >= running.launch.ops.end {
             return false;
         }
         running.cut = Some((op, fate));
         running.length = length;
         true
+    }
+
+    /// The gang that a queued job is of, if it is of one.
+    pub(super) fn queued_gang(&self, job: JobId) -> Option<JobKey> {
+        let queued = self.queue.iter().find(|launch| launch.job == job)?;
+        queued.spec.gang.is_some().then_some(queued.spec.key)
+    }
+
+    /// Takes back what waits here of a gang. False if nothing does.
+    pub(super) fn take_back_rank(&mut self, key: JobKey, fate: Fate) -> bool {
+        let of_gang = |launch: &&Launch| launch.spec.gang.is_some() && launch.spec.key == key;
+        let job = self.queue.iter().find(of_gang).map(|launch| launch.job);
+        job.is_some_and(|job| self.take_back_rest(job, fate))
     }
 
     /// Takes back an entry that has not started.
@@ -190,14 +230,28 @@ impl SimLane {
         Some((launch, start, ending))
     }
 
-    /// The running entry fails now: its launch and the operator that ran.
-    pub(super) fn fail(&mut self, noise: &Noise, now: Nanos) -> Option<(Launch, u32)> {
+    /// The running entry fails now: its launch, when it started, and the operator that ran.
+    pub(super) fn fail(&mut self, noise: &Noise, now: Nanos) -> Option<(Launch, Nanos, u32)> {
         let running = self.running.take()?;
         let done = Nanos(u64::try_from(running.done_at(now) >> RATE_BITS).unwrap_or(u64::MAX));
-        let (next, at) = noise.boundary(&running.launch, &running.cost, done);
+        let (next, at) = noise.boundary(&running.launch, &running.costs, done);
         let op = if at > done { next.saturating_sub(1) } else { next };
         let op = op.clamp(running.launch.ops.start, running.launch.ops.end.saturating_sub(1));
-        Some((running.launch, op))
+        Some((running.launch, running.start, op))
+    }
+
+    /// Takes what `goes` out of the queue.
+    pub(super) fn remove_queued(&mut self, goes: impl Fn(&Launch) -> bool) -> Vec<Launch> {
+        let (gone, kept) = std::mem::take(&mut self.queue).into_iter().partition(|launch| goes(launch));
+        self.queue = kept;
+        Vec::from_iter::<VecDeque<Launch>>(gone)
+    }
+
+    /// The gangs that run or wait here.
+    pub(super) fn gangs(&self) -> Vec<JobKey> {
+        let running = self.running.as_ref().map(|running| &running.launch);
+        let all = running.into_iter().chain(&self.queue).filter(|launch| launch.spec.gang.is_some());
+        all.map(|launch| launch.spec.key).collect()
     }
 
     /// Forgets what `job` still has in the queue.

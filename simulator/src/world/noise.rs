@@ -1,7 +1,11 @@
 //! Noise that is keyed by what happens, not by when it is asked for.
 
+use smallvec::SmallVec;
+
 use slicescheduler_gmg::id::JobKey;
+use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::plan::Launch;
+use slicescheduler_gmg::semantics::OpKind;
 use slicescheduler_gmg::units::Nanos;
 
 use crate::cost::JobCost;
@@ -23,35 +27,75 @@ impl Noise {
         Self { seed, operator: half_width(operator_percent), iteration: half_width(iteration_percent) }
     }
 
-    /// How long the operators of `launch` take in all.
-    pub(super) fn length(&self, launch: &Launch, cost: &JobCost) -> Nanos {
-        let mut total = Nanos::ZERO;
-        self.walk(launch, cost, |_, duration| {
-            total += duration;
+    /// How long the operators of `launch` take in all. `costs` are those of all ranks of its gang, by rank; of a
+    /// job that needs no others, its own alone.
+    pub(super) fn length(&self, launch: &Launch, costs: &[JobCost]) -> Nanos {
+        let mut length = Nanos::ZERO;
+        self.boundaries(launch, costs, |_, at| {
+            length = at;
             true
         });
-        total
+        length
     }
 
     /// The first operator boundary of `launch` at least `elapsed` after its start: the operator that
-    /// would be next, and the time from the start.
-    pub(super) fn boundary(&self, launch: &Launch, cost: &JobCost, elapsed: Nanos) -> (u32, Nanos) {
+    /// would be next, and the time from the start. A gang is there when its last rank is.
+    pub(super) fn boundary(&self, launch: &Launch, costs: &[JobCost], elapsed: Nanos) -> (u32, Nanos) {
         let (mut next, mut total) = (launch.ops.start, Nanos::ZERO);
-        self.walk(launch, cost, |op, duration| {
+        self.boundaries(launch, costs, |op, at| {
             if total >= elapsed {
                 return false;
             }
-            total += duration;
-            next = op + 1;
+            (next, total) = (op + 1, at);
             true
         });
         (next, total)
     }
 
+    /// Calls `visit` with the operators of `launch` and the time from its start at which they are done on all
+    /// ranks, until it returns false.
+    fn boundaries(&self, launch: &Launch, costs: &[JobCost], mut visit: impl FnMut(u32, Nanos) -> bool) {
+        if let [cost] = costs {
+            let mut total = Nanos::ZERO;
+            return self.walk(launch, cost, |op, duration| {
+                total += duration;
+                visit(op, total)
+            });
+        }
+        let bases: SmallVec<[u64; 8]> = (0..costs.len() as u32).map(|rank| self.base(launch.spec.key, rank)).collect();
+        let shared = factor(self.base(launch.spec.key, 0), self.iteration);
+        let mut done: SmallVec<[Nanos; 8]> = SmallVec::from_elem(Nanos::ZERO, costs.len());
+        let latest = |done: &[Nanos]| done.iter().copied().max().unwrap_or(Nanos::ZERO);
+        for segment in launch.template.segments() {
+            let range = segment.op_range();
+            let is_exchange = |slot| matches!(launch.template.kind(slot), Some(OpKind::Collective(_)));
+            let exchanges: SmallVec<[bool; 32]> = segment.slots().map(is_exchange).collect();
+            let planned: SmallVec<[u64; 64]> = (range.start..range.start + exchanges.len() as u32)
+                .flat_map(|op| costs.iter().map(move |cost| cost.duration(op).get() * shared / ONE))
+                .collect();
+            for op in range.start.max(launch.ops.start)..range.end.min(launch.ops.end) {
+                let slot = (op - range.start) as usize % exchanges.len();
+                let duration = |rank: usize| varied(planned[slot * costs.len() + rank], bases[rank], op, self.operator);
+                if exchanges[slot] {
+                    let longest = (0..costs.len()).map(duration).max().unwrap_or(Nanos(1));
+                    let met = latest(&done) + longest;
+                    done.fill(met);
+                } else {
+                    for (rank, done) in done.iter_mut().enumerate() {
+                        *done += duration(rank);
+                    }
+                }
+                if !visit(op, latest(&done)) {
+                    return;
+                }
+            }
+        }
+    }
+
     /// Calls `visit` with the operators of `launch` and their durations until it returns false.
     fn walk(&self, launch: &Launch, cost: &JobCost, mut visit: impl FnMut(u32, Nanos) -> bool) {
-        let base = self.base(launch.spec.key);
-        let shared = factor(base, self.iteration);
+        let base = self.base(launch.spec.key, rank(&launch.spec));
+        let shared = factor(self.base(launch.spec.key, 0), self.iteration);
         for segment in launch.template.segments() {
             let range = segment.op_range();
             let (first, end) = (range.start.max(launch.ops.start), range.end.min(launch.ops.end));
@@ -59,13 +103,11 @@ impl Noise {
                 continue;
             }
             let length = segment.slots().len() as u32;
-            let durations: smallvec::SmallVec<[u64; 16]> =
+            let durations: SmallVec<[u64; 16]> =
                 (0..length).map(|slot| cost.duration(range.start + slot).get() * shared / ONE).collect();
             let mut slot = (first - range.start) % length;
             for op in first..end {
-                let own = factor(mix(base ^ u64::from(op + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)), self.operator);
-                let duration = Nanos((durations[slot as usize].saturating_mul(own) / ONE).max(1));
-                if !visit(op, duration) {
+                if !visit(op, varied(durations[slot as usize], base, op, self.operator)) {
                     return;
                 }
                 slot += 1;
@@ -76,10 +118,22 @@ impl Noise {
         }
     }
 
-    fn base(&self, key: JobKey) -> u64 {
+    /// What varies the operators of one rank of an iteration; what all ranks share goes by that of rank 0.
+    fn base(&self, key: JobKey, rank: u32) -> u64 {
         let place = u64::from(key.tenant) << 32 | u64::from(key.replica);
-        mix(mix(self.seed ^ mix(place)) ^ key.iteration)
+        let base = mix(mix(self.seed ^ mix(place)) ^ key.iteration);
+        if rank == 0 { base } else { mix(base ^ mix(u64::from(rank))) }
     }
+}
+
+fn rank(spec: &JobSpec) -> u32 {
+    spec.gang.map_or(0, |gang| gang.rank)
+}
+
+/// How long operator `op` takes, at least 1 ns, where `planned` is what it would take without noise.
+fn varied(planned: u64, base: u64, op: u32, half_width: u64) -> Nanos {
+    let own = factor(mix(base ^ u64::from(op + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)), half_width);
+    Nanos((planned.saturating_mul(own) / ONE).max(1))
 }
 
 /// Half the width of a uniform distribution with this standard deviation, in units of 1 / 1024:
