@@ -79,6 +79,9 @@ pub enum PlanFault {
     /// No such job, or not in the state that the action needs.
     #[error("{0} cannot be run, recalled or given up now")]
     Job(JobId),
+    /// Some ranks of an iteration without the others.
+    #[error("{0} goes on without all of the ranks that it meets")]
+    Incomplete(JobId),
     /// The slots have no room for that.
     #[error("{0} has no room among its weights for that")]
     NoSlot(DeviceId),
@@ -93,6 +96,8 @@ struct Checker<'a> {
     /// Replicas whose recalled job is given up.
     released: BTreeSet<ReplicaId>,
     gone: BTreeSet<JobId>,
+    /// Jobs that go on, with their action and the first operator of it.
+    resumed: BTreeMap<JobId, (usize, u32)>,
     evicted: BTreeSet<(ModelId, DeviceId)>,
     loading: BTreeSet<(ModelId, DeviceId)>,
     /// Blocks that are free beyond what the graph says.
@@ -101,7 +106,8 @@ struct Checker<'a> {
 }
 
 /// Checks a plan against the graph that it was made for: no double booking, iterations in order, weights and
-/// blocks there, right of way as the graph has it, owners' weights untouched.
+/// blocks there, right of way as the graph has it, owners' weights untouched. An iteration of a model that is spread
+/// over a group of devices takes a lane, weights and blocks on each of them, and goes on on all of them or none.
 ///
 /// # Errors
 /// The first action that breaks a rule. O(actions x what is on their devices).
@@ -113,25 +119,27 @@ pub fn check_plan(view: View<'_>, demand: &dyn Demand, plan: &Plan) -> Result<()
         formed: BTreeSet::new(),
         released: BTreeSet::new(),
         gone: BTreeSet::new(),
+        resumed: BTreeMap::new(),
         evicted: BTreeSet::new(),
         loading: BTreeSet::new(),
         blocks: BTreeMap::new(),
         changed_slots: BTreeSet::new(),
     };
     for (action, wanted) in plan.actions.iter().enumerate() {
-        checker.check(wanted).map_err(|fault| PlanError { action, fault })?;
+        checker.check(action, wanted).map_err(|fault| PlanError { action, fault })?;
     }
-    Ok(())
+    checker.check_gangs()
 }
 
 impl Checker<'_> {
-    fn check(&mut self, action: &Action) -> Result<(), PlanFault> {
+    fn check(&mut self, place: usize, action: &Action) -> Result<(), PlanFault> {
         match action {
             Action::FormBatch { replica, lane, limits, rank } => self.form(*replica, *lane, limits, *rank),
             Action::Run { work: Work::Existing { job, ops }, lane, rank } => {
                 let found = self.view.job(*job).filter(|found| !found.is_dispatched());
                 let found = found.filter(|found| found.progress() == ops.start && !self.gone.contains(job));
                 let model = found.ok_or(PlanFault::Job(*job))?.spec.model;
+                self.resumed.insert(*job, (place, ops.start));
                 let tenant = self.view.model(model).ok_or(PlanFault::Job(*job))?.tenant();
                 self.book(*lane, *rank)?;
                 self.right(tenant, lane.device, *rank)?;
@@ -153,7 +161,9 @@ impl Checker<'_> {
                 if found.in_flight && !self.released.contains(replica) {
                     return Err(PlanFault::InFlight(*replica));
                 }
-                *self.blocks.entry(found.device).or_default() += i64::from(*blocks);
+                for device in self.devices_of(&found) {
+                    *self.blocks.entry(device).or_default() += i64::from(*blocks);
+                }
                 Ok(())
             }
             Action::EvictWeights { model, device } => self.evict(*model, *device),
@@ -170,6 +180,27 @@ impl Checker<'_> {
         }
     }
 
+    /// Jobs of a gang go on together, on lanes of their own, at the same operator.
+    fn check_gangs(&self) -> Result<(), PlanError> {
+        for (job, &(action, from)) in &self.resumed {
+            let members = self.view.job(*job).and_then(|found| found.gang.as_ref());
+            let together = |rank: &JobId| self.resumed.get(rank).is_some_and(|&(_, start)| start == from);
+            if members.is_some_and(|members| !members.jobs().iter().all(together)) {
+                return Err(PlanError { action, fault: PlanFault::Incomplete(*job) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Every device of a replica: of a container that is spread over several, those of the group of its first.
+    fn devices_of(&self, replica: &ReplicaInfo) -> Vec<DeviceId> {
+        let container = self.view.container_of(replica.device).and_then(|id| self.view.containers().get(id.index()));
+        match container.filter(|container| container.is_home_of(replica.id.tenant)) {
+            Some(container) => container.group_of(replica.device).to_vec(),
+            None => vec![replica.device],
+        }
+    }
+
     fn replica(&self, id: ReplicaId) -> Result<ReplicaInfo, PlanFault> {
         self.demand.replica(id).ok_or(PlanFault::NoReplica(id))
     }
@@ -182,14 +213,15 @@ impl Checker<'_> {
         if (replica.in_flight && !self.released.contains(&id)) || !self.formed.insert(id) {
             return Err(PlanFault::InFlight(id));
         }
-        self.book(lane, rank)?;
-        self.right(id.tenant, lane.device, rank)?;
-        self.weights(replica.model, lane.device)?;
-        let device = lane.device;
-        let free = self.view.memory(device).map_or(0, |memory| i64::from(memory.kv().free_blocks()));
-        let free = (free + self.blocks.get(&device).copied().unwrap_or(0)).clamp(0, i64::from(u32::MAX)) as u32;
-        if limits.new_blocks > free {
-            return Err(PlanFault::NoBlocks { device, wanted: limits.new_blocks, free });
+        for device in self.devices_of(&replica) {
+            self.book(LaneId::new(device, lane.index), rank)?;
+            self.right(id.tenant, device, rank)?;
+            self.weights(replica.model, device)?;
+            let free = self.view.memory(device).map_or(0, |memory| i64::from(memory.kv().free_blocks()));
+            let free = (free + self.blocks.get(&device).copied().unwrap_or(0)).clamp(0, i64::from(u32::MAX)) as u32;
+            if limits.new_blocks > free {
+                return Err(PlanFault::NoBlocks { device, wanted: limits.new_blocks, free });
+            }
         }
         Ok(())
     }

@@ -89,6 +89,15 @@ pub struct TenantShape<'a> {
     pub weights: Bytes,
     /// Its devices.
     pub devices: &'a [DeviceId],
+    /// Devices over which each of its replicas is spread; 1 for a whole model on each. The weights are those of one.
+    pub ranks: u32,
+}
+
+impl TenantShape<'_> {
+    /// True if other devices than its own may have its weights: a model that is spread over several stays at home.
+    pub fn can_be_guest(&self) -> bool {
+        self.ranks <= 1
+    }
 }
 
 /// Which tenants' weights lie on which device: one list per device, the owner's own included.
@@ -114,6 +123,12 @@ pub trait Policy: Send {
     /// True if an owner that needs it gets the whole memory of its device, but for its own weights, where
     /// [`Context::shares_slots`] says so. A request that only fits then is taken in, not refused.
     fn shares_slots(&self) -> bool {
+        false
+    }
+
+    /// True if it lends single devices of a group, a container whose model is spread over several of them. Otherwise
+    /// a group is one place to it: guests' weights lie on the first device only.
+    fn lends_ranks(&self) -> bool {
         false
     }
 

@@ -33,14 +33,15 @@ use std::ops::Range;
 
 use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId};
-use slicescheduler_gmg::plan::{Action, Event, Forecast, Plan, Rank, Work};
+use slicescheduler_gmg::plan::{Action, Event, Forecast, Plan, Rank};
 use slicescheduler_gmg::tenant::{Class, LendingMode};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use crate::batching::Iteration;
 use crate::explain::{Reason, What};
 use crate::placing::{
-    free_blocks_after, is_latency, lane_of, owner_replica, promised_by, reclaim, total_blocks, touched,
+    free_blocks_after, group_of, is_free, is_latency, lane_of, leader_of, owner_replica, promised_by, recalled,
+    reclaim, resume_actions, takes, total_blocks, touched,
 };
 use crate::policy::{Context, Policy, Residency, TenantShape};
 use crate::slice_fill::agenda::{Agenda, Places, tenants_on};
@@ -222,7 +223,8 @@ impl SliceFill {
             }
             Event::Recalled { job, lane, end, started, at, .. } => {
                 self.charge(context, *job, lane.device, *at - *started);
-                let Some(found) = context.view.job(*job) else { return };
+                let Some((job, device)) = recalled(context.view, *job, *lane) else { return };
+                let Some(found) = context.view.job(job) else { return };
                 let Some(tenant) = context.view.model(found.spec.model).map(|model| model.tenant()) else { return };
                 let replica = ReplicaId { tenant, index: found.spec.key.replica };
                 let due = found
@@ -236,21 +238,24 @@ impl SliceFill {
                     })
                     .min();
                 let entry = Suspended {
-                    job: *job,
+                    job,
                     replica,
                     ops: found.progress()..*end,
-                    rank: context.view.rank(tenant, lane.device),
+                    rank: context.view.rank(tenant, device),
                     due: due.unwrap_or(Nanos::MAX),
                 };
-                let Some(state) = self.devices.get_mut(lane.device.index()).filter(|_| !entry.ops.is_empty()) else {
+                let Some(state) = self.devices.get_mut(device.index()).filter(|_| !entry.ops.is_empty()) else {
                     return;
                 };
-                state.suspended.retain(|other| other.job != *job);
+                state.suspended.retain(|other| other.job != job);
                 state.suspended.push(entry);
             }
             Event::DeviceLost { device, .. } => {
                 if let Some(state) = self.devices.get_mut(device.index()) {
                     *state = DeviceState::default();
+                }
+                if let Some(leader) = self.devices.get_mut(leader_of(context.view, *device).index()) {
+                    leader.suspended.retain(|suspended| context.view.job(suspended.job).is_some());
                 }
                 self.starts.set(*device, None);
                 self.slots.set(*device, None);
@@ -259,11 +264,16 @@ impl SliceFill {
         }
     }
 
+    /// Decides what the devices of the group of `device` run next, the first of them before the others.
+    fn fill_group(&mut self, context: &mut Context<'_>, device: DeviceId, plan: &mut Plan) {
+        for rank in group_of(context.view, device) {
+            self.fill(context, rank, plan);
+        }
+    }
+
     /// Decides what the device runs next, if its lane is free.
     fn fill(&mut self, context: &mut Context<'_>, device: DeviceId, plan: &mut Plan) {
-        let lane = lane_of(device);
-        let is_taken = context.view.lane(lane).is_none_or(|lane| !lane.is_empty()) || candidates::takes(plan, lane);
-        if is_taken || context.view.is_lost(device) {
+        if !is_free(context.view, device) || takes(context.view, plan, lane_of(device)) {
             return;
         }
         self.starts.set(device, None);
@@ -362,8 +372,7 @@ impl SliceFill {
             CandidateWork::Resume { job, ops } => {
                 self.devices[device.index()].suspended.retain(|suspended| suspended.job != job);
                 if context.view.job(job).is_some() {
-                    let work = Work::Existing { job, ops };
-                    plan.actions.push(Action::Run { work, lane, rank: candidate.rank });
+                    plan.actions.extend(resume_actions(context.view, job, &ops, device, candidate.rank));
                 }
             }
         }
@@ -464,6 +473,10 @@ impl Policy for SliceFill {
         true
     }
 
+    fn lends_ranks(&self) -> bool {
+        true
+    }
+
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
         let mut plan = context.plan();
         self.devices.resize_with(context.view.cluster().devices().len(), DeviceState::default);
@@ -478,16 +491,16 @@ impl Policy for SliceFill {
                 if let Some(tenant) = tenant {
                     self.places.came(context.view, tenant, *device);
                 }
-                self.fill(context, *device, &mut plan);
+                self.fill_group(context, *device, &mut plan);
                 if let Some(tenant) = tenant.filter(|&tenant| is_latency(context.view, tenant)) {
                     self.overflow(context, tenant, &mut plan);
                 }
             }
             Event::Timer { .. } => self.on_timer(context, &mut plan),
             Event::Started { .. } | Event::WeightsProgress { .. } => {}
-            _ => match touched(event) {
+            _ => match touched(context.view, event) {
                 Some(device) => {
-                    self.fill(context, device, &mut plan);
+                    self.fill_group(context, device, &mut plan);
                 }
                 None => {
                     for device in context.devices() {

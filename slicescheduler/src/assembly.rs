@@ -29,6 +29,8 @@ pub(crate) struct Member {
     /// With the bytes that its weights take on a device.
     pub(crate) model: Model,
     pub(crate) devices: Vec<DeviceId>,
+    /// Devices over which each replica is spread, those that follow each other in `devices`; the model is one rank's.
+    pub(crate) ranks: u32,
     /// How it batches. A block of its tokens takes about as many bytes as one of another member's: blocks of
     /// a device are as large as the largest of those that may lie there.
     pub(crate) options: BatchOptions,
@@ -37,6 +39,16 @@ pub(crate) struct Member {
 impl Member {
     fn is_sensitive(&self) -> bool {
         self.tenant.class == Class::LatencySensitive
+    }
+
+    /// The first device of each replica.
+    fn leaders(&self) -> impl Iterator<Item = DeviceId> + '_ {
+        self.devices.iter().copied().step_by(self.ranks.max(1) as usize)
+    }
+
+    /// True if a replica of it begins on another device and goes on on this one.
+    fn follows_on(&self, device: DeviceId) -> bool {
+        self.devices.contains(&device) && !self.leaders().any(|leader| leader == device)
     }
 }
 
@@ -92,7 +104,9 @@ pub(crate) fn assemble(
     let mut gmg = Gmg::new(cluster);
     for ((device, resident), &usable) in (0..).map(DeviceId).zip(&mut residency).zip(usable) {
         let owner = |tenant: &TenantId| members[tenant.index()].devices.contains(&device);
+        let lent = policy.lends_ranks() || !members.iter().any(|member| member.follows_on(device));
         resident.retain(|tenant| tenant.index() < members.len());
+        resident.retain(|tenant| owner(tenant) || (members[tenant.index()].ranks == 1 && lent));
         resident.sort_by_key(|tenant| !owner(tenant));
         // A policy counts weights alone; guests that leave no room for anything else stay away.
         while resident.len() > 1 && !has_room(&layout(&plans, resident, usable)) {
@@ -103,17 +117,21 @@ pub(crate) fn assemble(
     let (mut models, mut batching) = (Vec::new(), Vec::new());
     for (index, member) in members.iter().enumerate() {
         let tenant = gmg.add_tenant(member.tenant.clone())?;
-        let container = Container::replicas(member.devices.iter().map(|device| device.0));
+        let devices = member.devices.iter().map(|device| device.0);
+        let container =
+            if member.ranks > 1 { Container::tensor(devices, member.ranks) } else { Container::replicas(devices) };
         let model = gmg.add_model(tenant, member.model.clone(), container)?;
         let mut batcher = Batcher::new(tenant, member.options);
         // Weights of latency-sensitive tenants may be fetched to any device, and all of them by a policy whose
         // weights come and go.
         let possible = |device: &DeviceId| {
             let resident = residency[device.index()].contains(&TenantId(index as u32));
-            (member.is_sensitive() || resident || policy.shares_slots()) && !member.devices.contains(device)
+            let lent = policy.lends_ranks() || !members.iter().any(|member| member.follows_on(*device));
+            let wanted = member.is_sensitive() || resident || policy.shares_slots();
+            wanted && lent && member.ranks == 1 && !member.devices.contains(device)
         };
         let guests = (0..residency.len() as u32).map(DeviceId).filter(possible);
-        for device in member.devices.iter().copied().chain(guests) {
+        for device in member.leaders().chain(guests) {
             batcher.add_replica(model, device);
         }
         models.push(model);
@@ -160,7 +178,7 @@ impl<'a> Plan<'a> {
 
 fn shape(member: &Member) -> TenantShape<'_> {
     let Tenant { class, lending, .. } = member.tenant;
-    TenantShape { class, lending, weights: member.model.weights, devices: &member.devices }
+    TenantShape { class, lending, weights: member.model.weights, devices: &member.devices, ranks: member.ranks }
 }
 
 fn has_room(layout: &DeviceLayout) -> bool {

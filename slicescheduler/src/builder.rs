@@ -335,7 +335,7 @@ impl Entry {
             ModelKind::Decoder => BatchOptions { whole_prompts: false, ..options },
             ModelKind::Encoder => BatchOptions { whole_prompts: true, long_prefill: 0, ..options },
         };
-        Ok(Member { tenant: self.tenant.clone(), model, devices, options })
+        Ok(Member { tenant: self.tenant.clone(), model, devices, ranks: 1, options })
     }
 
     fn bind(&self, member: &Member) -> Result<CpuModel, BuildError> {

@@ -18,13 +18,13 @@ mod measure;
 use std::sync::Arc;
 
 use slicescheduler_gmg::delta::NewRequest;
-use slicescheduler_gmg::id::{DeviceId, JobId, ModelId, RequestId, TenantId};
-use slicescheduler_gmg::job::{JobSpec, StoredState};
-use slicescheduler_gmg::plan::{Action, Clock, Ended, Event, Observer, Plan, WhatIf, World};
+use slicescheduler_gmg::id::{DeviceId, JobId, JobKey, ModelId, RequestId, TenantId};
+use slicescheduler_gmg::job::{Job, JobSpec, StoredState};
+use slicescheduler_gmg::plan::{Action, Clock, Ended, Event, Failure, Observer, Plan, WhatIf, World};
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{Applied, Delta, Effect, Gmg, GmgView, Intent};
 use slicescheduler_scheduler::admission::Admission;
-use slicescheduler_scheduler::batching::{Batcher, Completed, Sequence};
+use slicescheduler_scheduler::batching::{Batcher, Completed, ReplicaState, Sequence};
 use slicescheduler_scheduler::check_plan;
 use slicescheduler_scheduler::demand::Demand;
 use slicescheduler_scheduler::explain::{DecisionLog, Explain, Explanation};
@@ -115,6 +115,8 @@ pub struct Driver<W> {
     lost: Vec<Lost>,
     events: Vec<Event>,
     preempted: Vec<(RequestId, DeviceId)>,
+    /// Iterations that failed on one rank while others are on their lanes.
+    failing: Vec<(JobKey, Failure)>,
     /// Withdrawn, and part of an iteration under way.
     cancelled: Vec<RequestId>,
 }
@@ -169,6 +171,7 @@ impl<W: World> Driver<W> {
             lost: Vec::new(),
             events: Vec::new(),
             preempted: Vec::new(),
+            failing: Vec::new(),
             cancelled: Vec::new(),
         })
     }
@@ -361,27 +364,28 @@ impl<W: World> Driver<W> {
         match event {
             Event::Finished { job, ended, at, .. } => {
                 self.finished(*job, ended, *at);
-                Ok(())
+                self.end_failed(*job)
             }
             Event::Failed { job, failure, .. } => {
-                let Some(spec) = self.gmg.view().job(*job).map(|job| job.spec.clone()) else { return Ok(()) };
-                self.apply(Intent::Retire { job: *job })?;
-                self.fail_rows(&spec, &RequestError::Failed(failure.clone()))
+                let Some(key) = self.gmg.view().job(*job).map(|job| job.spec.key) else { return Ok(()) };
+                self.failing.push((key, failure.clone()));
+                self.end_failed(*job)
             }
             Event::DeviceLost { device, .. } => self.device_lost(*device),
-            Event::Recalled { .. } => {
+            Event::Recalled { job, .. } => {
                 self.counters.recalls += 1;
-                Ok(())
+                self.end_failed(*job)
             }
             _ => Ok(()),
         }
     }
 
     fn finished(&mut self, id: JobId, ended: &[Ended], at: Nanos) {
-        let Some(job) = self.gmg.view().job(id).filter(|job| job.segments.all_done()).map(|job| job.spec.clone())
-        else {
-            return;
-        };
+        let view = self.gmg.view();
+        // An iteration on several devices is over with its last rank; those before may have been removed.
+        let is_done = |rank: &JobId| view.job(*rank).is_none_or(|rank| rank.segments.all_done());
+        let over = |job: &&Job| is_done(&id) && job.gang.as_ref().is_none_or(|gang| gang.jobs().iter().all(is_done));
+        let Some(job) = view.job(id).filter(over).map(|job| job.spec.clone()) else { return };
         if let Some(batcher) = self.batching.get_mut(job.key.tenant as usize) {
             batcher.complete(&job, ended, at, &mut self.completed);
         }
@@ -399,6 +403,25 @@ impl<W: World> Driver<W> {
             }
         }
         Ok(())
+    }
+
+    /// Ends what `job` is a part of, if that has failed and nothing of it is on a lane any more.
+    fn end_failed(&mut self, job: JobId) -> Result<(), DriverError> {
+        if self.failing.is_empty() {
+            return Ok(());
+        }
+        let Some(spec) = self.gmg.view().job(job).map(|job| job.spec.clone()) else { return Ok(()) };
+        let ranks = self.ranks(job);
+        let on_lane = |rank: &JobId| self.gmg.view().job(*rank).is_some_and(Job::is_dispatched);
+        let Some(at) = self.failing.iter().position(|(key, _)| *key == spec.key) else { return Ok(()) };
+        if ranks.iter().any(on_lane) {
+            return Ok(());
+        }
+        let (_, failure) = self.failing.swap_remove(at);
+        for rank in ranks {
+            self.apply(Intent::Retire { job: rank })?;
+        }
+        self.fail_rows(&spec, &RequestError::Failed(failure))
     }
 
     /// The requests of a failed job end with an error; nobody else notices.
@@ -421,20 +444,38 @@ impl<W: World> Driver<W> {
         Ok(())
     }
 
-    /// Sequences on a lost device are recomputed elsewhere; jobs that were lost go.
+    /// A job of the graph and those of the other ranks, as far as they are still there.
+    fn ranks(&self, id: JobId) -> Vec<JobId> {
+        let view = self.gmg.view();
+        let members = view.job(id).and_then(|job| job.gang.as_ref());
+        let ranks = members.map_or_else(|| vec![id], |members| members.jobs().to_vec());
+        ranks.into_iter().filter(|&rank| view.job(rank).is_some()).collect()
+    }
+
+    /// Sequences on a lost device are recomputed elsewhere; jobs that were lost go, and those of the other ranks
+    /// with them.
     fn device_lost(&mut self, device: DeviceId) -> Result<(), DriverError> {
         let mut jobs = Vec::new();
         self.gmg.view().jobs(&mut jobs);
-        for id in jobs {
+        for &id in &jobs {
             let lost = |state| state == StoredState::Lost;
             if self.gmg.view().job(id).is_some_and(|job| job.segments.iter().any(|segment| lost(segment.state))) {
+                let ranks = self.ranks(id);
                 self.apply(Intent::Cancel { job: id })?;
-                self.apply(Intent::Retire { job: id })?;
+                for rank in ranks {
+                    self.apply(Intent::Retire { job: rank })?;
+                }
             }
         }
+        let view = self.gmg.view();
+        let there = |key: &JobKey| jobs.iter().any(|&id| view.job(id).is_some_and(|job| job.spec.key == *key));
+        self.failing.retain(|(key, _)| there(key));
         for batcher in &mut self.batching {
-            while let Some(replica) =
-                batcher.replica_on(device).filter(|replica| batcher.holds_sequences(replica.index))
+            let view = self.gmg.view();
+            // A group is lost with any of its devices.
+            let group = view.group(device).first().filter(|_| view.is_home(batcher.tenant(), device));
+            let place = group.copied().unwrap_or(device);
+            while let Some(replica) = batcher.replica_on(place).filter(|replica| batcher.holds_sequences(replica.index))
             {
                 batcher.lose(replica.index);
             }
@@ -451,7 +492,12 @@ impl<W: World> Driver<W> {
         let blocks = tokens.div_ceil(batcher.options().block_tokens.max(1)).saturating_add(1);
         let own = self.homes.get(tenant.index())?.iter().filter_map(|&device| batcher.replica_on(device));
         let own = own.filter_map(|replica| batcher.replicas().get(replica.index as usize));
-        let most = own.filter_map(|replica| self.most_blocks(replica.model, replica.device)).max().unwrap_or(0);
+        let view = self.gmg.view();
+        let most_on = |replica: &ReplicaState| match view.group(replica.device) {
+            [] => self.most_blocks(replica.model, replica.device),
+            group => group.iter().map(|&device| self.most_blocks(replica.model, device)).min().flatten(),
+        };
+        let most = own.filter_map(most_on).max().unwrap_or(0);
         (blocks > most).then_some(RequestError::TooLong { tokens, blocks, most })
     }
 

@@ -124,10 +124,10 @@ fn share(bytes: Bytes, share: f64) -> Bytes {
 }
 
 fn member(scenario: &Scenario, tenant: &crate::scenario::Tenant) -> Result<Member, SetupError> {
-    let template =
-        tenant.model.template().map_err(|source| SetupError::Template { tenant: tenant.name.clone(), source })?;
-    let mut model =
-        Model::new(tenant.model.name(), Arc::new(template)).kv_bytes_per_token(tenant.model.kv_bytes_per_token());
+    let ranks = tenant.container.layout.ranks().max(1);
+    let shard = if ranks > 1 { tenant.model.sharded(ranks) } else { tenant.model.clone() };
+    let template = shard.template().map_err(|source| SetupError::Template { tenant: tenant.name.clone(), source })?;
+    let mut model = Model::new(shard.name(), Arc::new(template)).kv_bytes_per_token(shard.kv_bytes_per_token());
     if scenario.cluster.nodes.iter().all(|node| node.kind == DeviceKind::Cpu) {
         // Packed weights are padded. What has no kernels there is only simulated, with the weights that it has.
         model.weights = CpuModel::slot_bytes_for(&model.template).unwrap_or(model.weights);
@@ -147,6 +147,7 @@ fn member(scenario: &Scenario, tenant: &crate::scenario::Tenant) -> Result<Membe
         },
         model,
         devices: tenant.container.devices.clone(),
+        ranks,
         options: BatchOptions {
             token_budget: engine.token_budget,
             max_sequences: engine.max_sequences,
@@ -199,6 +200,8 @@ fn device_spec(node: &NodeSpec) -> DeviceSpec {
     };
     spec.host_link = node.pcie.bandwidth.unwrap_or(spec.host_link);
     spec.host_latency = node.pcie.latency.unwrap_or(spec.host_latency);
+    // What exchanges between the devices of a node are priced by.
+    spec.nvlink = node.nvlink.bandwidth.unwrap_or(spec.nvlink);
     spec.nvlink_latency = node.nvlink.latency.unwrap_or(spec.nvlink_latency);
     spec
 }

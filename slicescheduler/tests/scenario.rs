@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use slicescheduler::scenario::{
-    Class, DeviceKind, LendingMode, OptionValue, Scenario, ScenarioError, Slo, Source, Workload,
+    Class, DeviceKind, Layout, LendingMode, OptionValue, Scenario, ScenarioError, Slo, Source, Workload,
 };
 use slicescheduler::workload::{ArrivalRecord, Preset, Shift, TraceFormat};
 use slicescheduler_gmg::id::DeviceId;
@@ -95,6 +95,64 @@ fn a_scenario_is_read_with_its_units_and_defaults() {
     assert_eq!(options["candidates"], OptionValue::Integer(4));
     assert_eq!(options["recall"], OptionValue::Bool(true));
     assert_eq!((scenario.engine.token_budget, scenario.engine.block_tokens), (4096, 16));
+}
+
+const SPREAD: &str = r#"
+duration = "10s"
+policies = ["static"]
+[cluster]
+[[cluster.nodes]]
+devices = 4
+kind = "h100-sxm"
+[[cluster.nodes]]
+devices = 2
+kind = "a100-sxm-80"
+[[tenants]]
+name = "big"
+class = "best-effort"
+model = "yi-34b"
+container = { devices = [3, 0, 2, 1], layout = "tensor-parallel", ranks = 2 }
+workload = { backlog = "azure-conv" }
+"#;
+
+#[test]
+fn a_model_is_spread_over_devices_where_it_divides_and_they_are_alike() {
+    let scenario = parse(SPREAD).unwrap();
+    let container = &scenario.tenants[0].container;
+    assert_eq!((container.layout, container.devices.clone()), (Layout::Tensor(2), (0..4).map(DeviceId).collect()));
+    let layout = |old: &str, new: &str| parse(&SPREAD.replacen(old, new, 1)).unwrap().tenants[0].container.layout;
+    assert_eq!(layout(", ranks = 2", ""), Layout::Tensor(4));
+    assert_eq!(layout("ranks = 2", "ranks = 1"), Layout::Replicas);
+    for (old, new, place, message) in [
+        ("ranks = 2", "ranks = 3", "tenants[0].container.ranks", "a divisor of the 4 devices of the container"),
+        ("ranks = 2", "ranks = 0", "tenants[0].container.ranks", "a divisor of the 4 devices of the container"),
+        ("\"tensor-parallel\"", "\"replicas\"", "tenants[0].container.ranks", "set only beside layout"),
+        ("\"tensor-parallel\"", "\"tensor\"", "", "replicas or tensor-parallel"),
+        ("[3, 0, 2, 1]", "[2, 3, 4, 5]", "", ""),
+        (
+            "[3, 0, 2, 1], layout = \"tensor-parallel\", ranks = 2",
+            "[3, 4], layout = \"tensor-parallel\"",
+            "tenants[0].container.devices is 4",
+            "2 devices of one kind on one node",
+        ),
+        (
+            "[3, 0, 2, 1], layout = \"tensor-parallel\", ranks = 2",
+            "[0, 1, 2], layout = \"tensor-parallel\"",
+            "tenants[0].container.ranks is 3",
+            "56 heads",
+        ),
+    ] {
+        let read = parse(&SPREAD.replacen(old, new, 1));
+        if message.is_empty() {
+            assert!(read.is_ok(), "{new}: each pair is on a node of its own");
+            continue;
+        }
+        let refused = read.expect_err(new).to_string();
+        assert!(refused.contains(place) && refused.contains(message), "{new}: {refused}");
+    }
+    let text = SPREAD.replacen("h100-sxm", "cpu", 1);
+    let refused = parse(&text).unwrap_err().to_string();
+    assert!(refused.contains("accelerators"), "{refused}");
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn place(tenants: &[TenantShape<'_>], memory: &[Bytes], load: Load) -> Residency
             best = (in_time, placement.clone());
         }
         let mut needy: Vec<TenantId> = (0..tenants.len() as u32).map(TenantId).collect();
-        needy.retain(|tenant| unserved[tenant.index()] > 0);
+        needy.retain(|tenant| unserved[tenant.index()] > 0 && tenants[tenant.index()].can_be_guest());
         needy.sort_by_key(|tenant| (std::cmp::Reverse(unserved[tenant.index()]), *tenant));
         let device_for = |tenant: TenantId| {
             let weights = tenants[tenant.index()].weights;
@@ -186,7 +186,7 @@ mod tests {
     use slicescheduler_gmg::tenant::LendingMode;
 
     fn shape(class: Class, weights: Bytes, devices: &[DeviceId]) -> TenantShape<'_> {
-        TenantShape { class, lending: LendingMode::SloSlack, weights, devices }
+        TenantShape { class, lending: LendingMode::SloSlack, weights, devices, ranks: 1 }
     }
 
     /// Bursts of four requests with due times of twice the service time: one device serves two of them in time,

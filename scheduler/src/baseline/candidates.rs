@@ -9,7 +9,7 @@ use slicescheduler_gmg::units::Nanos;
 use crate::baseline::room::Room;
 use crate::batching::Iteration;
 use crate::demand::ReplicaInfo;
-use crate::placing::{block_tokens, form, is_latency};
+use crate::placing::{block_tokens, form, is_latency, is_open, ranks_of};
 use crate::policy::Context;
 
 /// What was left out of a plan because an earlier action may change it is looked at again after this.
@@ -67,6 +67,10 @@ pub(super) fn candidate(
     scratch: &mut Iteration,
 ) -> Option<Candidate> {
     let replica = ready_replica(context, tenant, device)?;
+    if !is_open(context.view, plan, &replica, context.view.rank(tenant, device)) {
+        *scratch = Iteration::default();
+        return None;
+    }
     if forms(plan, tenant) && context.demand.waiting(tenant).is_some() {
         limits.sequences = limits.sequences.min(replica.running);
         plan.wake(context.now + REPLAN);
@@ -107,7 +111,8 @@ pub(super) fn candidate_in(
     let waiting = context.demand.waiting(tenant).map_or(0, |waiting| waiting.tokens);
     let wanted = (waiting / block_tokens(context.view, &replica)).min(u64::from(u32::MAX)) as u32;
     let wanted = wanted.saturating_add(room.reserved(context.view, device)).saturating_sub(limits.new_blocks).max(1);
-    let given = room.evict_best_effort(context, device, wanted, plan);
+    let ranks = ranks_of(context.view, &replica).into_iter();
+    let given = ranks.map(|rank| room.evict_best_effort(context, rank, wanted, plan)).min().unwrap_or(0);
     if given == 0 {
         return found;
     }

@@ -2,11 +2,11 @@
 //! published systems measure or train.
 
 use slicescheduler_gmg::job::JobSpec;
-use slicescheduler_gmg::plan::{Action, Forecast, Question, Rank, Work};
+use slicescheduler_gmg::plan::{Forecast, Question, Rank};
 use slicescheduler_gmg::units::Nanos;
 
 use crate::baseline::candidates::Candidate;
-use crate::placing::lane_of;
+use crate::placing::run_action;
 use crate::policy::Context;
 
 /// Nothing that starts later than this is forecast.
@@ -19,8 +19,7 @@ pub(super) fn finish(context: &mut Context<'_>, candidate: &Candidate, answer: &
         return None;
     }
     let spec = JobSpec::of(candidate.replica.model).bind(candidate.binding);
-    let lane = lane_of(candidate.replica.device);
-    let actions = [Action::Run { work: Work::New(Box::new(spec)), lane, rank: Rank::GuestBestEffort }];
+    let actions = [run_action(context.view, &candidate.replica, spec, Rank::GuestBestEffort)];
     let question = Question { actions: &actions, continuations: &mut [], horizon: context.now + HORIZON };
     context.what_if.what_if(context.now, question, answer).ok()?;
     answer.finish_of_action(0)

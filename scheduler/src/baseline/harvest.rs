@@ -7,7 +7,7 @@ use slicescheduler_gmg::{GmgView, View};
 use crate::baseline::candidates::{Candidate, candidate, candidate_in, ready_replica};
 use crate::baseline::room::Room;
 use crate::batching::Iteration;
-use crate::placing::{is_latency, lane_of};
+use crate::placing::{group_runs, is_latency, lane_of};
 use crate::policy::Context;
 
 /// What a harvesting policy knows of its devices.
@@ -95,13 +95,14 @@ pub(super) enum Busy {
     Free,
     /// Best-effort work only.
     BestEffort,
-    /// Work with due times, or the device is lost.
+    /// Work with due times, or of a group that is about to end; or the device is lost.
     Latency,
 }
 
 pub(super) fn busy(view: View<'_>, device: DeviceId) -> Busy {
     let Some(lane) = view.lane(lane_of(device)).filter(|_| !view.is_lost(device)) else { return Busy::Latency };
     match lane.queue() {
+        [] if group_runs(view, device) => Busy::Latency,
         [] => Busy::Free,
         queue if queue.iter().any(|entry| entry.rank >= Rank::GuestLatency) => Busy::Latency,
         _ => Busy::BestEffort,

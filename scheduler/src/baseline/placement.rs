@@ -15,7 +15,7 @@ pub(crate) fn add_best_effort(residency: &mut Residency, tenants: &[TenantShape<
     for (models, &memory) in residency.iter_mut().zip(memory) {
         for (index, shape) in tenants.iter().enumerate() {
             let tenant = TenantId(index as u32);
-            let best_effort = shape.class == Class::BestEffort;
+            let best_effort = shape.class == Class::BestEffort && shape.can_be_guest();
             if best_effort && !models.contains(&tenant) && fits(models, shape.weights, tenants, memory) {
                 models.push(tenant);
             }
@@ -46,7 +46,8 @@ pub(super) fn replicated(tenants: &[TenantShape<'_>], memory: &[Bytes]) -> Resid
             (0..tenants.len() as u32).map(TenantId).map(|tenant| (count(&residency, tenant), tenant)).collect();
         order.sort_unstable();
         let place = order.iter().find_map(|&(_, tenant)| {
-            let weights = tenants.get(tenant.index())?.weights;
+            let shape = tenants.get(tenant.index()).filter(|shape| shape.can_be_guest())?;
+            let weights = shape.weights;
             let free = |(models, memory): (&Vec<TenantId>, &Bytes)| {
                 !models.contains(&tenant) && fits(models, weights, tenants, *memory)
             };
@@ -73,6 +74,7 @@ mod tests {
             lending: LendingMode::SloSlack,
             weights: Bytes::gb(16),
             devices: home,
+            ranks: 1,
         };
         let tenants: Vec<_> = homes.iter().map(|home| shape(&home[..])).collect();
         let residency = replicated(&tenants, &[Bytes::gb(72); 4]);

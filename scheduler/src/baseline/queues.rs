@@ -7,9 +7,9 @@ use slicescheduler_gmg::plan::{Event, Plan};
 use crate::placing::{is_free, is_latency, touched};
 use crate::policy::Context;
 
-/// All devices, that of the event first: it has just become free.
+/// All devices, that of the event first: it has just become free. The first of a group comes before the others.
 pub(super) fn devices_after(context: &Context<'_>, event: &Event) -> impl Iterator<Item = DeviceId> + use<> {
-    let first = touched(event);
+    let first = touched(context.view, event);
     first.into_iter().chain(context.devices().filter(move |&device| Some(device) != first))
 }
 

@@ -3,11 +3,14 @@
 use std::ops::Range;
 
 use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId, TenantId};
-use slicescheduler_gmg::plan::{Action, BatchLimits, Event, Plan, Work};
+use slicescheduler_gmg::plan::{Action, BatchLimits, Event, Plan};
 use slicescheduler_gmg::{GmgView, View};
 
 use crate::baseline::{Parameter, Settings};
-use crate::placing::{free_blocks_after, is_latency, lane_of, promised_by, total_blocks, unlimited};
+use crate::placing::{
+    free_blocks_after, free_blocks_after_for, is_latency, is_open, promised_by, recalled, resume_actions, total_blocks,
+    unlimited,
+};
 use crate::policy::Context;
 
 /// The parameter behind [`Reserve`].
@@ -71,7 +74,10 @@ impl Room {
     /// What an iteration of `tenant` may take on `device` once `plan` is carried out: everything that is
     /// free; best-effort work leaves the reserve where latency-sensitive tenants have their weights.
     pub(super) fn limits(&self, context: &Context<'_>, tenant: TenantId, device: DeviceId, plan: &Plan) -> BatchLimits {
-        let free = free_blocks_after(context, device, plan);
+        let free = match context.demand.replica_on(tenant, device) {
+            Some(replica) => free_blocks_after_for(context, &replica, plan),
+            None => free_blocks_after(context, device, plan),
+        };
         if is_latency(context.view, tenant) || !hosts_latency(context.view, device) {
             return unlimited(free);
         }
@@ -83,13 +89,14 @@ impl Room {
         self.paused.resize(context.view.cluster().devices().len(), Vec::new());
         match event {
             Event::Recalled { job, lane, end, .. } => {
-                let Some(found) = context.view.job(*job) else { return };
+                let Some((job, device)) = recalled(context.view, *job, *lane) else { return };
+                let Some(found) = context.view.job(job) else { return };
                 let key = found.spec.key;
                 let replica = ReplicaId { tenant: TenantId(key.tenant), index: key.replica };
                 let ops = found.progress()..*end;
-                if let Some(paused) = self.paused.get_mut(lane.device.index()).filter(|_| !ops.is_empty()) {
-                    paused.retain(|other| other.job != *job);
-                    paused.push(Paused { job: *job, replica, ops });
+                if let Some(paused) = self.paused.get_mut(device.index()).filter(|_| !ops.is_empty()) {
+                    paused.retain(|other| other.job != job);
+                    paused.push(Paused { job, replica, ops });
                 }
             }
             Event::DeviceLost { device, .. } => {
@@ -111,10 +118,16 @@ impl Room {
     ) -> bool {
         let Some(paused) = self.paused.get_mut(device.index()) else { return false };
         paused.retain(|paused| context.view.job(paused.job).is_some());
-        let Some(next) = paused.iter().position(|paused| allowed(paused.replica.tenant)) else { return false };
+        let view = context.view;
+        let can_go_on = |paused: &Paused| {
+            let replica = context.demand.replica(paused.replica);
+            let rank = view.rank(paused.replica.tenant, device);
+            allowed(paused.replica.tenant) && replica.is_none_or(|replica| is_open(view, plan, &replica, rank))
+        };
+        let Some(next) = paused.iter().position(can_go_on) else { return false };
         let Paused { job, replica, ops } = paused.remove(next);
-        let rank = context.view.rank(replica.tenant, device);
-        plan.actions.push(Action::Run { work: Work::Existing { job, ops }, lane: lane_of(device), rank });
+        let rank = view.rank(replica.tenant, device);
+        plan.actions.extend(resume_actions(view, job, &ops, device, rank));
         true
     }
 

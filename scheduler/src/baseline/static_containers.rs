@@ -29,7 +29,7 @@ impl Policy for StaticContainers {
 
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
         let mut plan = context.plan();
-        match touched(event) {
+        match touched(context.view, event) {
             Some(device) => self.fill(context, device, &mut plan),
             None => context.devices().for_each(|device| self.fill(context, device, &mut plan)),
         }

@@ -148,7 +148,10 @@ impl Observer for DecisionLog {
     }
 
     fn on_command(&mut self, now: Nanos, command: &Command, _view: View<'_>) {
-        if let Command::Launch(launch) = command {
+        // The first rank stands for all of an iteration.
+        if let Command::Launch(launch) = command
+            && launch.spec.gang.is_none_or(|gang| gang.rank == 0)
+        {
             let requests = launch.spec.rows.iter().map(|row| row.request).collect();
             self.flying.insert(launch.job, (now, launch.lane.device, requests));
         }

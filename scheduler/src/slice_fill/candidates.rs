@@ -5,7 +5,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, ReplicaId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId, TenantId};
 use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::plan::{Action, BatchLimits, Fate, Plan, Question, Rank, Work};
 use slicescheduler_gmg::tenant::LendingMode;
@@ -13,11 +13,14 @@ use slicescheduler_gmg::units::Nanos;
 
 use crate::demand::ReplicaInfo;
 use crate::explain::{Reason, What};
-use crate::placing::{block_tokens, free_blocks_after, is_latency, lane_of, owner_replica, total_blocks, unlimited};
+use crate::placing::{
+    block_tokens, free_blocks_after, free_blocks_after_for, is_latency, is_open, lane_of, owner_replica, ranks_of,
+    resume_actions, run_action, total_blocks, unlimited,
+};
 use crate::policy::Context;
-use crate::slice_fill::SliceFill;
 use crate::slice_fill::agenda::tenants_on;
 use crate::slice_fill::space::Need;
+use crate::slice_fill::{SliceFill, Suspended};
 
 /// Something that could run on a device now.
 #[derive(Clone, Debug)]
@@ -60,12 +63,10 @@ pub(super) fn forms(plan: &Plan, tenant: TenantId) -> bool {
     plan.actions.iter().any(|action| matches!(action, Action::FormBatch { replica, .. } if replica.tenant == tenant))
 }
 
-/// True if an earlier action of the plan takes the lane: an event and the time of a start may fall together.
-pub(super) fn takes(plan: &Plan, taken: LaneId) -> bool {
-    plan.actions.iter().any(|action| match action {
-        Action::FormBatch { lane, .. } | Action::Run { lane, .. } => *lane == taken,
-        _ => false,
-    })
+/// True if nothing keeps a recalled job from going on: for that of a group, on any of its devices.
+fn can_go_on(context: &Context<'_>, suspended: &Suspended, plan: &Plan) -> bool {
+    let replica = context.demand.replica(suspended.replica);
+    replica.is_none_or(|replica| is_open(context.view, plan, &replica, suspended.rank))
 }
 
 impl SliceFill {
@@ -80,7 +81,7 @@ impl SliceFill {
         let view = context.view;
         let mut candidates = Candidates::new();
         for suspended in &self.devices[device.index()].suspended {
-            if suspended.rank >= Rank::GuestLatency {
+            if suspended.rank >= Rank::GuestLatency && can_go_on(context, suspended, plan) {
                 candidates.push(Candidate {
                     work: CandidateWork::Resume { job: suspended.job, ops: suspended.ops.clone() },
                     tenant: suspended.replica.tenant,
@@ -100,12 +101,15 @@ impl SliceFill {
             if replica.in_flight || !view.is_resident(replica.model, device) {
                 continue;
             }
+            if !is_open(view, plan, &replica, view.rank(tenant, device)) {
+                continue;
+            }
             let is_owner = owner == Some(tenant);
             let admits = is_owner || (!self.owes_owner(context, device) && self.should_take_over(context, &replica));
             if replica.running == 0 && !admits {
                 continue;
             }
-            let mut limits = unlimited(self.latency_blocks(context, device, is_owner, plan));
+            let mut limits = unlimited(self.latency_blocks(context, &replica, is_owner, plan));
             let taken = forms(plan, tenant) && context.demand.waiting(tenant).is_some();
             if taken {
                 self.look_again(context, device);
@@ -119,20 +123,31 @@ impl SliceFill {
             if is_owner && self.is_short() {
                 let wanted =
                     context.demand.waiting(tenant).map_or(0, |waiting| waiting.tokens / block_tokens(view, &replica));
-                let total = u64::from(total_blocks(view, device));
-                let wanted = (wanted + u64::from(self.reserve_blocks(context, device))).min(total) as u32;
-                let room = self.make_room(context, device, wanted, plan);
+                let ranks = ranks_of(view, &replica);
+                let mut room = u32::MAX;
+                for &rank in &ranks {
+                    let total = u64::from(total_blocks(view, rank));
+                    let wanted = (wanted + u64::from(self.reserve_blocks(context, rank))).min(total) as u32;
+                    let here = free_blocks_after(context, rank, plan).saturating_sub(limits.new_blocks);
+                    room = room.min(here.saturating_add(self.make_room(context, rank, wanted, plan)));
+                }
                 limits.new_blocks = limits.new_blocks.saturating_add(room);
                 context.demand.peek(replica.id, limits, &mut self.scratch);
-                if self.is_short() && self.recall_guest(context, device, plan) {
+                let (mut recalled, short) = (false, self.is_short());
+                for &rank in ranks.iter().filter(|_| short) {
+                    recalled |= self.recall_guest(context, rank, plan);
+                }
+                if recalled {
                     continue;
                 }
             }
             if is_owner {
                 let lacks = self.is_short();
-                self.devices[device.index()].space.owner_lacks = lacks;
-                if lacks {
-                    self.give_up_slot(context, device, Need::Owner, plan);
+                for rank in ranks_of(view, &replica) {
+                    self.devices[rank.index()].space.owner_lacks = lacks;
+                    if lacks {
+                        self.give_up_slot(context, rank, Need::Owner, plan);
+                    }
                 }
             }
             if self.is_short() {
@@ -174,7 +189,7 @@ impl SliceFill {
         }
         let spec = JobSpec::of(replica.model).bind(self.scratch.binding());
         let rank = context.view.rank(replica.id.tenant, device);
-        let action = Action::Run { work: Work::New(Box::new(spec)), lane: lane_of(device), rank };
+        let action = run_action(context.view, replica, spec, rank);
         let Some(finish) = self.finish_of_last(context, &[action]) else { return limits.tokens };
         let reserve = slo.ttft.scale(self.options.reserve_percent, 100);
         let most = (due - reserve - context.now).max(slo.tpot.scale(self.options.pace_percent, 100));
@@ -229,7 +244,8 @@ impl SliceFill {
         plan: &mut Plan,
     ) -> Option<Candidate> {
         let view = context.view;
-        let suspended = self.devices[device.index()].suspended.iter().find(|s| s.rank < Rank::GuestLatency);
+        let mut suspended = self.devices[device.index()].suspended.iter();
+        let suspended = suspended.find(|s| s.rank < Rank::GuestLatency && can_go_on(context, s, plan));
         if let Some(suspended) = suspended {
             return Some(Candidate {
                 work: CandidateWork::Resume { job: suspended.job, ops: suspended.ops.clone() },
@@ -248,6 +264,9 @@ impl SliceFill {
             }
             let Some(replica) = context.demand.replica_on(tenant, device) else { continue };
             if replica.in_flight || !view.is_resident(replica.model, device) {
+                continue;
+            }
+            if !is_open(view, plan, &replica, view.rank(tenant, device)) {
                 continue;
             }
             let mut limits = self.best_effort_limits(context, &replica, plan);
@@ -294,7 +313,7 @@ impl SliceFill {
     }
 
     fn best_effort_limits(&self, context: &Context<'_>, replica: &ReplicaInfo, plan: &Plan) -> BatchLimits {
-        let free = free_blocks_after(context, replica.device, plan);
+        let free = free_blocks_after_for(context, replica, plan);
         let reserve = self.reserve_blocks(context, replica.device);
         let (new_blocks, keep_free) = match context.view.owner(replica.device) == Some(replica.id.tenant) {
             true => (free, reserve),
@@ -307,12 +326,18 @@ impl SliceFill {
 
     /// Blocks that latency-sensitive work may take. A guest leaves some for the owner's sequences to
     /// grow into.
-    pub(super) fn latency_blocks(&self, context: &Context<'_>, device: DeviceId, is_owner: bool, plan: &Plan) -> u32 {
-        let free = free_blocks_after(context, device, plan);
+    pub(super) fn latency_blocks(
+        &self,
+        context: &Context<'_>,
+        replica: &ReplicaInfo,
+        is_owner: bool,
+        plan: &Plan,
+    ) -> u32 {
+        let free = free_blocks_after_for(context, replica, plan);
         if is_owner {
             return free;
         }
-        let grows = owner_replica(context.view, context.demand, device).map_or(0, |owner| 2 * owner.running);
+        let grows = owner_replica(context.view, context.demand, replica.device).map_or(0, |owner| 2 * owner.running);
         free.saturating_sub(grows)
     }
 
@@ -328,10 +353,9 @@ impl SliceFill {
         if !context.budget.take() {
             return None;
         }
-        let lane = lane_of(device);
         let mut actions: SmallVec<[Action; 4]> = SmallVec::new();
         for candidate in paced {
-            actions.push(self.as_action(context, candidate, device)?);
+            self.push_actions(context, candidate, device, &mut actions)?;
         }
         let due = paced.iter().map(|candidate| candidate.due).min()?;
         let now = context.now;
@@ -342,16 +366,16 @@ impl SliceFill {
             return None;
         }
         for action in &mut actions {
-            if let Action::Run { work: Work::New(spec), .. } = action {
-                spec.release = latest;
+            match action {
+                Action::Run { work: Work::New(spec), .. } => spec.release = latest,
+                Action::RunGang { members, .. } => members.iter_mut().for_each(|(spec, _)| spec.release = latest),
+                _ => {}
             }
         }
-        let mut guest_action = self.as_action(context, guest, device)?;
-        if let Action::Run { lane: on, .. } = &mut guest_action {
-            *on = lane;
-        }
-        actions.insert(0, guest_action);
-        let finish = self.finish_of_last(context, &actions)?;
+        let mut all: SmallVec<[Action; 4]> = SmallVec::new();
+        self.push_actions(context, guest, device, &mut all)?;
+        all.append(&mut actions);
+        let finish = self.finish_of_last(context, &all)?;
         (finish <= due && self.forecast.first_shortage().is_none()).then_some(latest)
     }
 
@@ -365,8 +389,9 @@ impl SliceFill {
         if !context.budget.take() {
             return None;
         }
-        let action = self.as_action(context, candidate, device)?;
-        let alone = self.finish_of_last(context, &[action])?;
+        let mut actions: SmallVec<[Action; 4]> = SmallVec::new();
+        self.push_actions(context, candidate, device, &mut actions)?;
+        let alone = self.finish_of_last(context, &actions)?;
         let latest = self.latest_end(context, candidate)? - (alone - context.now);
         (latest >= context.now + self.options.min_slice).then_some(latest)
     }
@@ -384,19 +409,27 @@ impl SliceFill {
         Some(prompts.map_or(answers, |prompts| answers.min(prompts)))
     }
 
-    /// The candidate as the action that the forecast understands: a job with the dims of the
+    /// Appends the candidate as actions that the forecast understands: a job with the dims of the
     /// iteration, without its rows.
-    fn as_action(&mut self, context: &Context<'_>, candidate: &Candidate, device: DeviceId) -> Option<Action> {
-        let lane = lane_of(device);
-        let work = match &candidate.work {
-            CandidateWork::Resume { job, ops } => Work::Existing { job: *job, ops: ops.clone() },
+    fn push_actions(
+        &mut self,
+        context: &Context<'_>,
+        candidate: &Candidate,
+        device: DeviceId,
+        actions: &mut SmallVec<[Action; 4]>,
+    ) -> Option<()> {
+        match &candidate.work {
+            CandidateWork::Resume { job, ops } => {
+                actions.extend(resume_actions(context.view, *job, ops, device, candidate.rank));
+            }
             CandidateWork::Form { replica, limits } => {
                 context.demand.peek(*replica, *limits, &mut self.scratch);
-                let spec = JobSpec::of(context.demand.replica(*replica)?.model);
-                Work::New(Box::new(spec.bind(self.scratch.binding())))
+                let replica = context.demand.replica(*replica)?;
+                let spec = JobSpec::of(replica.model).bind(self.scratch.binding());
+                actions.push(run_action(context.view, &replica, spec, candidate.rank));
             }
-        };
-        Some(Action::Run { work, lane, rank: candidate.rank })
+        }
+        Some(())
     }
 
     /// When the last of `actions` would finish.

@@ -53,7 +53,7 @@ impl SliceFill {
                 break;
             }
             actions.push(Action::Prefetch { model, device, source });
-            actions.push(prompt_action(&replica, tokens, waiting, Rank::GuestLatency));
+            actions.push(prompt_action(context, &replica, tokens, waiting, Rank::GuestLatency));
             let Some(finish) = self.finish_of_last(context, &actions) else { continue };
             let rejected = match self.forecast.first_shortage() {
                 Some(_) => Some(Reason::NoMemory),

@@ -12,9 +12,8 @@ use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::plan::{Action, Event, Plan, Rank, Work};
 
 use crate::demand::ReplicaInfo;
-use crate::placing::{is_latency, lane_of};
+use crate::placing::{is_latency, is_open, lane_of, run_action, takes};
 use crate::policy::Context;
-use crate::slice_fill::candidates::takes;
 use crate::slice_fill::overflow::runs_below;
 use crate::slice_fill::{REPLAN, SliceFill, Suspended};
 
@@ -95,9 +94,8 @@ impl SliceFill {
             return false;
         }
         let spec = JobSpec::of(home.model).bind(job.spec.binding);
-        let again = Work::New(Box::new(spec));
         let going_on = Work::Existing { job: suspended.job, ops: suspended.ops.clone() };
-        let at_home = Action::Run { work: again, lane: lane_of(home.device), rank: Rank::OwnerLatency };
+        let at_home = run_action(context.view, home, spec, Rank::OwnerLatency);
         let there = Action::Run { work: going_on, lane: lane_of(device), rank: suspended.rank };
         let at_home = self.finish_of_last(context, &[at_home]);
         let there = self.finish_of_last(context, &[there]);
@@ -111,10 +109,10 @@ impl SliceFill {
             .homes(tenant)
             .iter()
             .copied()
-            .filter(|&device| !takes(plan, lane_of(device)) && !context.view.is_lost(device))
+            .filter(|&device| !takes(context.view, plan, lane_of(device)) && !context.view.is_lost(device))
             .filter(|&device| runs_below(context, device, Rank::OwnerLatency))
             .filter_map(|device| context.demand.replica_on(tenant, device))
-            .filter(|replica| !replica.in_flight)
+            .filter(|replica| !replica.in_flight && is_open(context.view, plan, replica, Rank::OwnerLatency))
             .min_by_key(|replica| {
                 (!runs_below(context, replica.device, Rank::GuestLatency), replica.running, replica.device)
             })

@@ -10,16 +10,16 @@ use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::id::{DeviceId, JobId, ModelId, RequestId, TenantId};
 use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::memory::WeightState;
-use slicescheduler_gmg::plan::{Action, BatchLimits, Plan, Rank, Work};
+use slicescheduler_gmg::plan::{Action, BatchLimits, Plan, Rank};
 use slicescheduler_gmg::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, TOKENS};
 use slicescheduler_gmg::units::Nanos;
 
 use crate::demand::{ReplicaInfo, Waiting};
 use crate::explain::{Reason, What};
-use crate::placing::{form, is_latency, lane_of, unlimited};
+use crate::placing::{form, group_runs, is_latency, lane_of, leader_of, ranks_of, run_action, takes, unlimited};
 use crate::policy::Context;
 use crate::slice_fill::SliceFill;
-use crate::slice_fill::candidates::{forms, takes};
+use crate::slice_fill::candidates::forms;
 
 /// Of the devices that share a tenant's waiting requests at home, the forecast is of so many at most.
 const LAST: usize = 8;
@@ -74,7 +74,8 @@ impl SliceFill {
     fn start_at_home(&mut self, context: &mut Context<'_>, tenant: TenantId, plan: &mut Plan) -> bool {
         let Some(replica) = self.free_home(context, tenant, plan) else {
             // Work whose latest start has come was started there: what is left is seen when the plan was carried out.
-            let taken = self.places.homes(tenant).iter().copied().find(|&device| takes(plan, lane_of(device)));
+            let mut homes = self.places.homes(tenant).iter().copied();
+            let taken = homes.find(|&device| takes(context.view, plan, lane_of(device)));
             taken.into_iter().for_each(|taken| self.look_again(context, taken));
             return taken.is_some();
         };
@@ -106,7 +107,7 @@ impl SliceFill {
             return false;
         }
         let tokens = u64::from(context.demand.token_budget(tenant)).min(waiting.tokens);
-        let action = prompt_action(replica, tokens, &waiting, Rank::GuestLatency);
+        let action = prompt_action(context, replica, tokens, &waiting, Rank::GuestLatency);
         self.finish_of_last(context, &[action]).is_some_and(|finish| finish < at_home)
     }
 
@@ -137,8 +138,8 @@ impl SliceFill {
         let view = context.view;
         let homes = self.places.homes(tenant).iter().copied();
         let mut home: SmallVec<[ReplicaInfo; 4]> = homes
-            .filter(|&device| !view.is_lost(device))
             .filter_map(|device| context.demand.replica_on(tenant, device))
+            .filter(|replica| ranks_of(view, replica).iter().all(|&device| !view.is_lost(device)))
             .collect();
         if home.is_empty() {
             return Nanos::MAX;
@@ -157,7 +158,7 @@ impl SliceFill {
             .iter()
             .rev()
             .take(LAST)
-            .map(|replica| prompt_action(replica, tokens, waiting, Rank::OwnerLatency))
+            .map(|replica| prompt_action(context, replica, tokens, waiting, Rank::OwnerLatency))
             .collect();
         if self.finish_of_last(context, &actions).is_none() {
             return Nanos::ZERO;
@@ -179,7 +180,7 @@ impl SliceFill {
         let Some((mut left, at_home)) = self.savable(context, tenant) else { return };
         let guests = self.places.guests(tenant).iter().copied();
         let mut hosts: SmallVec<[ReplicaInfo; 8]> = guests
-            .filter(|&device| self.can_host(context, device) && !takes(plan, lane_of(device)))
+            .filter(|&device| self.can_host(context, device) && !takes(context.view, plan, lane_of(device)))
             .filter_map(|device| context.demand.replica_on(tenant, device))
             .filter(|replica| !replica.in_flight && context.view.is_resident(replica.model, replica.device))
             .collect();
@@ -197,9 +198,9 @@ impl SliceFill {
                 if !context.budget.take() {
                     break;
                 }
-                let action = prompt_action(replica, tokens.min(left.tokens), &left, Rank::GuestLatency);
+                let action = prompt_action(context, replica, tokens.min(left.tokens), &left, Rank::GuestLatency);
                 let Some(finish) = self.finish_of_last(context, &[action]) else { continue };
-                let latest = self.starts.get(replica.device);
+                let latest = self.starts.get(leader_of(context.view, replica.device));
                 let rejected = match latest {
                     Some(latest) if finish > latest => Some(Reason::NoSlack),
                     _ if self.forecast.first_shortage().is_some() => Some(Reason::NoMemory),
@@ -222,7 +223,7 @@ impl SliceFill {
             let limits = BatchLimits {
                 tokens: tokens as u32,
                 not_due_before: context.now,
-                ..unlimited(self.latency_blocks(context, replica.device, false, plan))
+                ..unlimited(self.latency_blocks(context, &replica, false, plan))
             };
             form(context.view, &replica, limits, plan);
             left.tokens = left.tokens.saturating_sub(tokens);
@@ -240,6 +241,7 @@ impl SliceFill {
             && !self.owes_owner(context, device)
             && !waits
             && runs_below(context, device, Rank::GuestLatency)
+            && !group_runs(context.view, device)
             && self.is_calm(context, device)
     }
 }
@@ -250,7 +252,13 @@ pub(super) fn fetches(plan: &Plan, wanted: ModelId) -> bool {
 }
 
 /// A forecast's stand-in for an iteration that computes `tokens` tokens of waiting prompts.
-pub(super) fn prompt_action(replica: &ReplicaInfo, tokens: u64, waiting: &Waiting, rank: Rank) -> Action {
+pub(super) fn prompt_action(
+    context: &Context<'_>,
+    replica: &ReplicaInfo,
+    tokens: u64,
+    waiting: &Waiting,
+    rank: Rank,
+) -> Action {
     let prompt = (waiting.tokens / waiting.requests.max(1) as u64).max(1).min(tokens);
     let binding = Binding::default()
         .bind(TOKENS, tokens)
@@ -258,7 +266,7 @@ pub(super) fn prompt_action(replica: &ReplicaInfo, tokens: u64, waiting: &Waitin
         .bind(CONTEXT, tokens)
         .bind(PAIRS, tokens * prompt.div_ceil(2));
     let spec = JobSpec::of(replica.model).bind(binding);
-    Action::Run { work: Work::New(Box::new(spec)), lane: lane_of(replica.device), rank }
+    run_action(context.view, replica, spec, rank)
 }
 
 /// The job of its owner's that is first on the device's lane; jobs are numbered in the order in which they begin.

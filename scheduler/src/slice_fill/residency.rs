@@ -14,13 +14,18 @@ use crate::policy::{Residency, TenantShape, owners_only};
 pub(super) fn plan(tenants: &[TenantShape<'_>], memory: &[Bytes], overflow: bool) -> Residency {
     let mut residency = owners_only(tenants, memory.len());
     let is_of = |class| move |tenant: &TenantId| tenants.get(tenant.index()).is_some_and(|shape| shape.class == class);
+    let guest_of = |class| {
+        move |tenant: &TenantId| {
+            tenants.get(tenant.index()).is_some_and(|shape| shape.class == class && shape.can_be_guest())
+        }
+    };
     let best_effort = is_of(Class::BestEffort);
     let (mut order, others): (Vec<usize>, Vec<usize>) =
         (0..memory.len()).partition(|&device| residency[device].first().is_some_and(best_effort));
-    add_one_each(&mut residency, &others, tenants, memory, best_effort);
+    add_one_each(&mut residency, &others, tenants, memory, guest_of(Class::BestEffort));
     if overflow {
         order.extend(others);
-        add_one_each(&mut residency, &order, tenants, memory, is_of(Class::LatencySensitive));
+        add_one_each(&mut residency, &order, tenants, memory, guest_of(Class::LatencySensitive));
     }
     residency
 }
@@ -56,8 +61,13 @@ mod tests {
     #[test]
     fn every_tenant_gets_its_share_of_the_slots_and_kv_keeps_its_room() {
         let devices: Vec<_> = (0..8).map(DeviceId).collect();
-        let shape =
-            |class, devices| TenantShape { class, lending: LendingMode::SloSlack, weights: Bytes::gb(16), devices };
+        let shape = |class, devices| TenantShape {
+            class,
+            lending: LendingMode::SloSlack,
+            weights: Bytes::gb(16),
+            devices,
+            ranks: 1,
+        };
         let tenants = [
             shape(Class::LatencySensitive, &devices[0..2]),
             shape(Class::LatencySensitive, &devices[2..4]),

@@ -45,13 +45,16 @@ const FAR: u64 = 1 << 24;
 /// The work of an iteration of `template` on `device`, by groups of operators.
 ///
 /// Sums of several operators' arithmetic and traffic take no longer in one roofline than each in its own, so
-/// grouping keeps the bound a bound. Likewise, a cost that grows less the larger it is (the experts that a batch
+/// grouping keeps the bound a bound. Exchanges between ranks count as free, for the same reason. Likewise, a cost that grows less the larger it is (the experts that a batch
 /// touches) is at least its growth far out, on top of what an empty iteration has.
 pub(super) fn work(model: &dyn CostModel, template: &OpGraph, device: &DeviceSpec) -> Result<Vec<Work>, NoRoofline> {
     let mut groups: Vec<Work> = Vec::new();
     for segment in template.segments() {
         for (index, slot) in (segment.op_range().start..).zip(segment.slots()) {
             let (Some(op), Some(kind)) = (template.op(OpIndex(index)), template.kind(slot)) else { continue };
+            if let OpKind::Collective(_) = kind {
+                continue;
+            }
             let empty = Binding::iteration(0, 0, 0, 0);
             let cost = template.cost(slot, &empty);
             let operation = Operation { template, op, kind, cost, binding: &empty, device };

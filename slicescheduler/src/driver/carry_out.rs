@@ -1,7 +1,9 @@
 //! From a plan to the world: batching forms and evicts, the graph accepts, the world is told.
 
+use smallvec::{SmallVec, smallvec};
+
 use slicescheduler_gmg::id::{DeviceId, JobId, JobKey, LaneId, ReplicaId, RequestId};
-use slicescheduler_gmg::plan::{Action, BatchLimits, Observer, Plan, Rank, Work, World};
+use slicescheduler_gmg::plan::{Action, BatchLimits, Fate, Observer, Plan, Rank, Work, World};
 use slicescheduler_gmg::{GmgError, GmgView, Intent};
 use slicescheduler_scheduler::batching::Sequence;
 
@@ -45,14 +47,25 @@ impl<W: World> Driver<W> {
         }
     }
 
-    /// A job that was recalled and cannot go on is given up: its iteration is formed again.
-    fn give_up(&mut self, job: JobId) -> Result<(), DriverError> {
-        let Some(key) = self.gmg.view().job(job).filter(|job| !job.is_dispatched()).map(|job| job.spec.key) else {
-            return Ok(());
-        };
-        self.abandon(key);
-        self.apply(Intent::Cancel { job })?;
-        self.apply(Intent::Retire { job })
+    /// A job that was recalled and cannot go on is given up: its iteration is formed again. If other ranks of it are
+    /// on their lanes already, they come back, and then all of them may go on.
+    fn give_up(&mut self, job: JobId, observer: &mut dyn Observer) -> Result<(), DriverError> {
+        let ranks = self.ranks(job);
+        let placed = ranks.iter().find(|&&rank| !self.is_off_lanes(rank)).copied();
+        match (placed, self.gmg.view().job(job).map(|job| job.spec.key)) {
+            (_, None) => Ok(()),
+            (Some(placed), _) if placed == job => Ok(()),
+            (Some(job), _) => {
+                let recall = Action::Recall { job, fate: Fate::Keep };
+                let based_on = self.gmg.version();
+                self.accept(Plan { based_on, actions: [recall].into_iter().collect(), wake_at: None }, observer)
+            }
+            (None, Some(key)) => {
+                self.abandon(key);
+                self.apply(Intent::Cancel { job })?;
+                ranks.into_iter().try_for_each(|job| self.apply(Intent::Retire { job }))
+            }
+        }
     }
 
     fn is_off_lanes(&self, job: JobId) -> bool {
@@ -70,10 +83,17 @@ impl<W: World> Driver<W> {
         for dropped in accepted.dropped {
             self.counters.dropped += 1;
             if let Action::Run { work: Work::Existing { job, .. }, .. } = dropped.action {
-                self.give_up(job)?;
+                self.give_up(job, observer)?;
                 continue;
             }
-            let Action::Run { work: Work::New(spec), rank, .. } = &dropped.action else { continue };
+            let (spec, rank) = match &dropped.action {
+                Action::Run { work: Work::New(spec), rank, .. } => (&**spec, rank),
+                Action::RunGang { members, rank } => match members.first() {
+                    Some((spec, _)) => (spec, rank),
+                    None => continue,
+                },
+                _ => continue,
+            };
             if let Some(batcher) = self.batching.get_mut(spec.key.tenant as usize) {
                 batcher.withdraw_iteration(spec);
             }
@@ -111,14 +131,36 @@ impl<W: World> Driver<W> {
         };
         if short {
             let view = self.gmg.view();
-            let kv = view.memory(lane.device).map(|memory| memory.kv());
-            if kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(replica.tenant)) {
+            let holds_guests = |device: DeviceId| {
+                let kv = view.memory(device).map(|memory| memory.kv());
+                kv.is_some_and(|kv| kv.used_blocks() > kv.used_by(replica.tenant))
+            };
+            if self.lanes_of(replica, lane).iter().any(|lane| holds_guests(lane.device)) {
                 self.counters.memory_violations += 1;
             }
         }
         self.release(&mut preempted)?;
         self.preempted = preempted;
-        Ok(formed.map(|spec| Action::Run { work: Work::New(Box::new(spec)), lane, rank }))
+        let Some(spec) = formed else { return Ok(None) };
+        let lanes = self.lanes_of(replica, lane);
+        if lanes.len() < 2 {
+            return Ok(Some(Action::Run { work: Work::New(Box::new(spec)), lane, rank }));
+        }
+        let size = lanes.len() as u32;
+        let members = (0..).zip(lanes).map(|(place, lane)| (spec.clone().rank(place, size), lane)).collect();
+        Ok(Some(Action::RunGang { members, rank }))
+    }
+
+    /// The lanes that an iteration of a replica takes when it is placed on `lane`: that, or one on each device of its
+    /// group.
+    fn lanes_of(&self, replica: ReplicaId, lane: LaneId) -> SmallVec<[LaneId; 8]> {
+        let view = self.gmg.view();
+        match view.group(lane.device) {
+            [first, ..] if *first == lane.device && view.is_home(replica.tenant, lane.device) => {
+                view.group(lane.device).iter().map(|&device| LaneId::new(device, lane.index)).collect()
+            }
+            _ => smallvec![lane],
+        }
     }
 
     fn evict(&mut self, replica: ReplicaId, blocks: u32) -> Result<(), DriverError> {

@@ -54,8 +54,10 @@ impl<W: World> Driver<W> {
         }
         let mut jobs = Vec::new();
         self.gmg.view().jobs(&mut jobs);
-        for job in jobs {
+        for &job in &jobs {
             self.apply(Intent::Cancel { job })?;
+        }
+        for job in jobs {
             self.apply(Intent::Retire { job })?;
         }
         for index in 0..self.batching.len() {
@@ -121,10 +123,13 @@ impl<W: World> Driver<W> {
         Ok(())
     }
 
-    /// True if every device of the tenant's container is lost.
+    /// True if every device of the tenant's container is lost, or of every group one is.
     pub(super) fn is_homeless(&self, tenant: TenantId) -> bool {
         let view = self.gmg.view();
         let own = self.homes.get(tenant.index()).map_or(&[][..], |homes| homes);
-        !own.is_empty() && own.iter().all(|&device| view.is_lost(device))
+        !own.is_empty()
+            && own
+                .iter()
+                .all(|&device| view.is_lost(device) || view.group(device).iter().any(|&rank| view.is_lost(rank)))
     }
 }

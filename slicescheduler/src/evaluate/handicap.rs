@@ -64,6 +64,10 @@ impl Policy for Handicapped {
         self.policy.residency(tenants, memory)
     }
 
+    fn lends_ranks(&self) -> bool {
+        self.policy.lends_ranks()
+    }
+
     fn on_event(&mut self, context: &mut Context<'_>, event: &Event) -> Plan {
         if self.is_late(event, context.now) {
             let mut plan = context.plan();

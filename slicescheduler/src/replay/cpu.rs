@@ -22,7 +22,7 @@ use crate::learned::Learned;
 use crate::replay::run::{Run, run_policy};
 use crate::replay::{ForecastOptions, Progress, ReplayError, ReplayWorld, core_scaling, policy, summary};
 use crate::report::{RunRecord, Summary};
-use crate::scenario::{DeviceKind, LinkOverride, ModelSpec, Scenario, Workload};
+use crate::scenario::{DeviceKind, Layout, LinkOverride, ModelSpec, Scenario, Workload};
 use crate::setup::Setup;
 use crate::workload::Lengths;
 use crate::workload::rng::Seed;
@@ -80,7 +80,7 @@ pub fn replay_on_cpu(
     Ok((Summary { core_scaling: Some(scaling), ..summary(&scenario, name, true, &runs) }, runs))
 }
 
-/// The scenario with lanes for devices and the tiny decoder for models.
+/// The scenario with lanes for devices and the tiny decoder for models, a whole one on each device.
 fn for_cpu(scenario: &Scenario) -> Scenario {
     let mut scenario = scenario.clone();
     for node in &mut scenario.cluster.nodes {
@@ -88,6 +88,7 @@ fn for_cpu(scenario: &Scenario) -> Scenario {
         (node.nvlink, node.pcie, node.host_memory) = (LinkOverride::default(), LinkOverride::default(), None);
     }
     for tenant in &mut scenario.tenants {
+        tenant.container.layout = Layout::Replicas;
         let tiny = match tenant.model {
             ModelSpec::Dense(_) => ModelSpec::from(DenseSpec::tiny()),
             ModelSpec::Moe(_) => ModelSpec::from(MoeSpec::tiny()),

@@ -39,7 +39,9 @@ const MAX_SPANS: usize = 60_000;
 #[derive(Debug)]
 struct TenantCounts {
     slo: Option<Slo>,
+    /// Of one rank.
     template: Arc<OpGraph>,
+    ranks: u32,
     arrived_in_window: u64,
     ended_of_window: u64,
     violated: u64,
@@ -105,7 +107,9 @@ impl Recorder {
             .collect();
         let tenants = view.tenants().iter().enumerate().filter_map(|(index, tenant)| {
             let model = view.models().iter().find(|model| model.tenant().index() == index)?;
-            Some(TenantCounts::new(tenant.slo, model.template.clone()))
+            let container = view.containers().iter().find(|container| container.tenant().index() == index);
+            let ranks = container.map_or(1, |container| container.layout.ranks());
+            Some(TenantCounts { ranks, ..TenantCounts::new(tenant.slo, model.template.clone()) })
         });
         let tenants = tenants.collect();
         let device_count = devices.len();
@@ -387,6 +391,7 @@ impl TenantCounts {
         Self {
             slo,
             template,
+            ranks: 1,
             arrived_in_window: 0,
             ended_of_window: 0,
             violated: 0,
@@ -420,7 +425,7 @@ impl TenantCounts {
             self.input += u64::from(done.prompt);
             self.output += u64::from(done.produced);
             self.kept += if violated { 0 } else { tokens };
-            self.flops += self.template.flops(&whole(done)).get() as f64;
+            self.flops += self.template.flops(&whole(done)).get() as f64 * f64::from(self.ranks);
         }
     }
 

@@ -24,6 +24,15 @@ impl ModelSpec {
         }
     }
 
+    /// One rank's part of it, where it is spread over `ranks` devices by heads and columns.
+    #[must_use]
+    pub fn sharded(&self, ranks: u32) -> Self {
+        match self {
+            Self::Dense(spec) => Self::Dense(spec.clone().tensor_parallel(ranks)),
+            Self::Moe(spec) => Self::Moe(spec.clone().tensor_parallel(ranks)),
+        }
+    }
+
     /// The graph of one iteration.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 use slicescheduler_gmg::dtype::DType;
-use slicescheduler_gmg::tenant::{Class, Layout, LendingMode};
+use slicescheduler_gmg::tenant::{Class, LendingMode};
 use slicescheduler_gmg::units::{Bandwidth, Bytes, Nanos};
 use toml::Spanned;
 
@@ -82,7 +82,8 @@ pub(super) struct RawSlo {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawContainer {
     pub(super) devices: Spanned<Vec<Spanned<u32>>>,
-    pub(super) layout: Option<Text<Layout>>,
+    pub(super) layout: Option<Text<RawLayout>>,
+    pub(super) ranks: Option<Spanned<u32>>,
 }
 
 #[derive(Deserialize)]
@@ -236,8 +237,17 @@ names!(LendingMode, "strict or slo_slack", {
     "strict" => Self::Strict,
     "slo_slack" => Self::SloSlack,
 });
-names!(Layout, "replicas", {
+/// A layout without its number of ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum RawLayout {
+    #[default]
+    Replicas,
+    TensorParallel,
+}
+
+names!(RawLayout, "replicas or tensor-parallel", {
     "replicas" => Self::Replicas,
+    "tensor-parallel" => Self::TensorParallel,
 });
 names!(TraceFormat, "azure or mooncake", {
     "azure" => Self::Azure,

@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::id::DeviceId;
 use slicescheduler_gmg::templates::DenseSpec;
-use slicescheduler_gmg::tenant::{Class, LendingMode, Slo};
+use slicescheduler_gmg::tenant::{Class, Layout, LendingMode, Slo};
 use slicescheduler_gmg::units::{Bandwidth, Nanos};
 use toml::Spanned;
 
 use super::files::candidates;
 use super::raw::{Factor, NameOr, RawCluster, RawContainer, RawEngine, RawLink, RawModel, RawPolicy, RawScenario};
-use super::raw::{RawSlo, RawTenant, RawWorkload, Text};
+use super::raw::{RawLayout, RawSlo, RawTenant, RawWorkload, Text};
 use super::{
-    ClusterSpec, ContainerSpec, EngineLimits, LinkOverride, Location, MODELS, ModelSpec, NodeSpec, POLICIES,
-    PolicySpec, Scenario, ScenarioError, Tenant, Workload, named_model,
+    ClusterSpec, ContainerSpec, DeviceKind, EngineLimits, LinkOverride, Location, MODELS, ModelSpec, NodeSpec,
+    POLICIES, PolicySpec, Scenario, ScenarioError, Tenant, Workload, named_model,
 };
 use crate::workload::{ClientFile, Lengths, MAX_TOKENS, Shift, TraceFile};
 
@@ -41,6 +41,8 @@ pub(super) struct Validator<'a> {
 struct Devices<'t> {
     total: usize,
     owners: BTreeMap<u32, &'t str>,
+    /// By device: its node, and what it is.
+    places: Vec<(usize, DeviceKind)>,
 }
 
 /// Where requests may come from.
@@ -125,7 +127,9 @@ impl Validator<'_> {
     fn tenants(&self, raw: &Spanned<Vec<Spanned<RawTenant>>>, cluster: &ClusterSpec) -> Checked<Vec<Tenant>> {
         let mut tenants = Vec::new();
         let mut names = BTreeMap::new();
-        let mut devices = Devices { total: cluster.devices().count(), owners: BTreeMap::new() };
+        let of_node = |(node, spec): (usize, &NodeSpec)| std::iter::repeat_n((node, spec.kind), spec.devices as usize);
+        let places = cluster.nodes.iter().enumerate().flat_map(of_node).collect();
+        let mut devices = Devices { total: cluster.devices().count(), owners: BTreeMap::new(), places };
         for (index, tenant) in raw.get_ref().iter().enumerate() {
             let key = format!("tenants[{index}]");
             let name = &tenant.get_ref().name;
@@ -151,13 +155,14 @@ impl Validator<'_> {
             None => 1,
             Some(weight) => self.at_least_one(&format!("{key}.weight"), weight)?,
         };
+        let model = self.model(&format!("{key}.model"), &raw.model)?;
         Ok(Tenant {
             class,
-            model: self.model(&format!("{key}.model"), &raw.model)?,
+            container: self.container(&format!("{key}.container"), &raw.container, name, &model, devices)?,
+            model,
             slo: self.slo(key, class, raw)?,
             weight,
             lending: raw.lending.map_or_else(LendingMode::default, |lending| lending.0),
-            container: self.container(&format!("{key}.container"), &raw.container, name, devices)?,
             workload: self.workload(&format!("{key}.workload"), class, &raw.workload)?,
             name: name.clone(),
         })
@@ -187,8 +192,10 @@ impl Validator<'_> {
         key: &str,
         raw: &RawContainer,
         tenant: &'t str,
+        model: &ModelSpec,
         cluster: &mut Devices<'t>,
     ) -> Checked<ContainerSpec> {
+        let container = key;
         let key = format!("{key}.devices");
         let mut devices = Vec::new();
         for device in raw.devices.get_ref() {
@@ -206,7 +213,56 @@ impl Validator<'_> {
         if devices.is_empty() {
             return Err(self.error(raw.devices.span(), &key, "empty", "at least one device"));
         }
-        Ok(ContainerSpec { devices, layout: raw.layout.map(|layout| layout.0).unwrap_or_default() })
+        let layout = self.layout(container, raw, model, &mut devices, cluster)?;
+        Ok(ContainerSpec { devices, layout })
+    }
+
+    /// How a model lies on its devices, which are put in order where several of them have a part of it each.
+    fn layout(
+        &self,
+        key: &str,
+        raw: &RawContainer,
+        model: &ModelSpec,
+        devices: &mut [DeviceId],
+        cluster: &Devices<'_>,
+    ) -> Checked<Layout> {
+        let ranks_key = format!("{key}.ranks");
+        if raw.layout.map(|layout| layout.0).unwrap_or_default() == RawLayout::Replicas {
+            return match &raw.ranks {
+                None => Ok(Layout::Replicas),
+                Some(ranks) => {
+                    let expected = "set only beside layout = \"tensor-parallel\"";
+                    Err(self.error(ranks.span(), &ranks_key, ranks.get_ref(), expected))
+                }
+            };
+        }
+        let count = devices.len() as u32;
+        let (ranks, at) = match &raw.ranks {
+            None => (count, raw.devices.span()),
+            Some(ranks) => (*ranks.get_ref(), ranks.span()),
+        };
+        if ranks == 0 || !count.is_multiple_of(ranks) {
+            let expected = format!("a divisor of the {count} devices of the container");
+            return Err(self.error(at, &ranks_key, ranks, expected));
+        }
+        if let Err(unfit) = model.sharded(ranks).template() {
+            let expected = format!("ranks over which the model can be spread: {unfit}");
+            return Err(self.error(at, &ranks_key, ranks, expected));
+        }
+        devices.sort_unstable();
+        for group in devices.chunks(ranks as usize) {
+            let place = |device: &DeviceId| cluster.places.get(device.index()).copied();
+            let first = group.first().and_then(place);
+            if let Some(&odd) = group.iter().find(|&device| place(device) != first) {
+                let expected = format!("{ranks} devices of one kind on one node for each replica");
+                return Err(self.error(raw.devices.span(), &format!("{key}.devices"), odd.0, expected));
+            }
+            if ranks > 1 && first.is_some_and(|(_, kind)| kind == DeviceKind::Cpu) {
+                let expected = "accelerators for a model that is spread over several devices";
+                return Err(self.error(raw.devices.span(), &format!("{key}.devices"), "cpu", expected));
+            }
+        }
+        Ok(if ranks > 1 { Layout::Tensor(ranks) } else { Layout::Replicas })
     }
 
     fn model(&self, key: &str, raw: &Spanned<NameOr<RawModel>>) -> Checked<ModelSpec> {

@@ -33,7 +33,7 @@ fn ledgers_agree(driver: &Driver<Watched>) {
 }
 
 /// Every request is completed, lost with a reason, waiting or running; in one of these only.
-fn nobody_vanished(run: &Driven<Watched>) {
+pub(crate) fn nobody_vanished(run: &Driven<Watched>) {
     let open = |batcher: &slicescheduler_scheduler::batching::Batcher| {
         let running = batcher.replicas().iter().flat_map(|replica| replica.running());
         running.chain(batcher.waiting()).map(|sequence| sequence.request).collect::<Vec<_>>()

@@ -16,6 +16,7 @@ mod baselines;
 mod determinism;
 mod faults;
 mod future;
+mod groups;
 mod guests;
 mod lending;
 mod predictor;

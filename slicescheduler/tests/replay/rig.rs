@@ -78,6 +78,53 @@ pub(crate) fn small(usable: f64, duration: Nanos, seed: u64) -> Scenario {
     scenario
 }
 
+const GROUPS: &str = r#"
+seed = 1
+duration = "10s"
+policies = ["static", "idle-priority", "slice-fill"]
+[cluster]
+usable = 0.9
+[[cluster.nodes]]
+devices = 6
+kind = "h100-sxm"
+[[tenants]]
+name = "big"
+class = "latency-sensitive"
+model = { name = "spread", layers = 32, hidden = 4096, heads = 32, kv_heads = 16, intermediate = 14336, vocab = 128256 }
+slo = { ttft = "600ms", tpot = "50ms" }
+container = { devices = [0, 1], layout = "tensor-parallel" }
+workload = { generator = "azure-code", rate_scale = 3 }
+[[tenants]]
+name = "conv"
+class = "latency-sensitive"
+model = "llama3-8b"
+slo = { ttft = "400ms", tpot = "40ms" }
+container = { devices = [2] }
+workload = { generator = "azure-conv", rate_scale = 2 }
+[[tenants]]
+name = "batch"
+class = "best-effort"
+model = "llama3-8b"
+container = { devices = [3] }
+workload = { backlog = "azure-conv", window = 32 }
+[[tenants]]
+name = "bulk"
+class = "best-effort"
+model = { name = "spread", layers = 32, hidden = 4096, heads = 32, kv_heads = 16, intermediate = 14336, vocab = 128256 }
+container = { devices = [4, 5], layout = "tensor-parallel" }
+workload = { backlog = "azure-conv", window = 32 }
+"#;
+
+/// Six devices, of which two pairs have one model each, of a latency-sensitive and of a best-effort tenant. KV blocks
+/// have as many tokens for all of them.
+pub(crate) fn groups(usable: f64, duration: Nanos, seed: u64) -> Scenario {
+    let mut scenario = Scenario::parse(GROUPS, Path::new("groups.toml"), None).unwrap();
+    scenario.cluster.usable = usable;
+    scenario.duration = duration;
+    scenario.seed = seed;
+    scenario
+}
+
 /// What goes wrong in a world.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {

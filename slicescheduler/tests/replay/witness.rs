@@ -7,6 +7,8 @@
 //! - work runs only where its weights are, with the rank that its tenant has there;
 //! - the rows of a request are computed in order, on one device, each token once until its cache is
 //!   given up, and it produces exactly what only the world knows;
+//! - the ranks of an iteration on several devices start, stop and end together, at the same operators, and
+//!   its tokens come with the last of them;
 //! - cache blocks have one owner and hold what is computed; activations of live jobs are apart;
 //!   bytes in use never exceed what is usable.
 
@@ -64,6 +66,9 @@ struct Job {
     done: u32,
 }
 
+/// From when to when which operators ran.
+type Piece = (Nanos, Nanos, Range<u32>);
+
 #[derive(Debug, Default)]
 struct Progress {
     prompt: u32,
@@ -71,6 +76,8 @@ struct Progress {
     computed: u32,
     produced: u32,
     device: Option<DeviceId>,
+    /// Where the other ranks have their parts.
+    parts: Vec<DeviceId>,
     job: Option<JobId>,
     over: Option<Nanos>,
 }
@@ -86,6 +93,8 @@ pub(crate) struct Witness {
     tokens: Vec<(Nanos, RequestId, bool)>,
     options: WorldOptions,
     jobs: HashMap<JobId, Job>,
+    /// The piece of each gang that some ranks have reported, and how many.
+    pieces: HashMap<JobKey, (Piece, u32)>,
     lane_free: HashMap<LaneId, Nanos>,
     requests: HashMap<RequestId, Progress>,
     resident: HashSet<(ModelId, DeviceId)>,
@@ -108,6 +117,7 @@ impl Witness {
             tokens: Vec::new(),
             options,
             jobs: HashMap::new(),
+            pieces: HashMap::new(),
             lane_free: HashMap::new(),
             requests: HashMap::new(),
             resident,
@@ -205,7 +215,10 @@ impl Witness {
         });
         if known.is_none() {
             for row in &spec.rows {
-                self.enter_row(*id, row, device, view);
+                match spec.gang {
+                    Some(gang) if gang.rank > 0 => self.enter_part(*id, row, device, view),
+                    _ => self.enter_row(*id, row, device, view),
+                }
             }
         }
         self.apart(launch, view);
@@ -243,6 +256,33 @@ impl Witness {
         self.check(!again || blocks == end.div_ceil(block_tokens), |_| {
             format!("{request} is computed again on {blocks} blocks, more than {end} tokens need: it lost nothing")
         });
+    }
+
+    /// The same on the device of another rank than the first, which has as many blocks.
+    fn enter_part(&mut self, id: JobId, row: &Row, device: DeviceId, view: View<'_>) {
+        let Some(progress) = self.requests.get_mut(&row.request) else {
+            return self.check(false, |_| format!("{id} computes {}, which nobody submitted", row.request));
+        };
+        if !progress.parts.contains(&device) {
+            progress.parts.push(device);
+        }
+        let blocks = |on: DeviceId| view.memory(on).unwrap().kv().table(row.request).len();
+        let home = progress.device;
+        let equal = home.is_some_and(|home| blocks(home) == blocks(device) && home != device);
+        self.check(equal, |_| format!("{} has other blocks on {device} than on {home:?}", row.request));
+    }
+
+    /// True if no other rank of the launch is still to report this piece; always, without other ranks.
+    fn is_last(&mut self, launch: &Launch, piece: Piece) -> bool {
+        let Some(gang) = launch.spec.gang else { return true };
+        let (key, id) = (launch.spec.key, launch.job);
+        let (first, count) = self.pieces.remove(&key).unwrap_or((piece.clone(), 0));
+        self.check(first == piece, |_| format!("{id} ran {piece:?}, another rank of it {first:?}"));
+        let is_last = count + 1 == gang.size;
+        if !is_last {
+            self.pieces.insert(key, (first, count + 1));
+        }
+        is_last
     }
 
     /// Activations of live jobs do not overlap, and lie in the arena.
@@ -299,6 +339,13 @@ impl Witness {
                 let Some(launch) = self.left(id, lane, started, at, ops) else { return };
                 self.check(*ops == launch.ops, |_| format!("{id} finished {ops:?} of {:?}", launch.ops));
                 self.jobs.remove(&id);
+                let failed = launch.spec.rows.iter().any(|row| self.requests[&row.request].over.is_some());
+                if launch.spec.gang.is_some() && failed {
+                    return;
+                }
+                if !self.is_last(&launch, (started, at, ops.clone())) {
+                    return self.check(ended.is_empty(), |_| format!("{ended:?} end before the last rank of {id}"));
+                }
                 self.computed(&launch, at);
                 let over = |row: &&Row| self.requests[&row.request].over == Some(at);
                 let expected: Vec<_> = launch.spec.rows.iter().filter(over).map(|row| row.request).collect();
@@ -311,6 +358,7 @@ impl Witness {
                 self.counts.recalls += 1;
                 let whole = done.start == launch.ops.start && done.end < end && end == launch.ops.end;
                 self.check(whole, |_| format!("{id} was recalled after {done:?} of {:?}", launch.ops));
+                self.is_last(&launch, (started, at, done.clone()));
                 if let Some(job) = self.jobs.get_mut(&id) {
                     job.done = if fate == Fate::Keep { done.end } else { 0 };
                 }
@@ -318,6 +366,7 @@ impl Witness {
             Event::Failed { job: id, .. } => {
                 let Some(job) = self.jobs.remove(&id) else { return };
                 let now = self.now;
+                self.pieces.remove(&job.launch.spec.key);
                 for row in &job.launch.spec.rows {
                     self.requests.get_mut(&row.request).unwrap().over = Some(now);
                 }
@@ -330,8 +379,12 @@ impl Witness {
                 self.lost.insert(device);
                 self.resident.retain(|&(_, on)| on != device);
                 self.jobs.retain(|_, job| job.launch.lane.device != device);
-                for progress in self.requests.values_mut().filter(|progress| progress.device == Some(device)) {
+                self.pieces.clear();
+                let had =
+                    |progress: &&mut Progress| progress.device == Some(device) || progress.parts.contains(&device);
+                for progress in self.requests.values_mut().filter(had) {
                     (progress.computed, progress.device, progress.job) = (0, None, None);
+                    progress.parts.clear();
                 }
             }
             _ => {}
