@@ -49,7 +49,7 @@ use crate::bound::linear::{LinearBound, LinearOptions};
 use crate::scenario::Scenario;
 
 pub use capacity::Capacity;
-pub use conditions::{Conditions, Lending, Slow};
+pub use conditions::{Conditions, Drifting, Lending, Slow};
 pub use error::EvaluateError;
 pub use handicap::Ability;
 pub use optimum::Optimum;

@@ -201,6 +201,19 @@ pub enum Workload {
     },
 }
 
+impl Workload {
+    /// What scales and caps its token counts. A drift has no effect on a backlog, whose requests have no times: every
+    /// policy would see others.
+    pub fn lengths_mut(&mut self) -> &mut Lengths {
+        match self {
+            Self::Trace { lengths, .. }
+            | Self::Generated { lengths, .. }
+            | Self::Client { lengths, .. }
+            | Self::Backlog { lengths, .. } => lengths,
+        }
+    }
+}
+
 /// A policy to run, with its options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicySpec {

@@ -18,7 +18,7 @@
 //! | [`mooncake`] | the Mooncake trace (JSON lines, with prefix blocks) |
 //! | [`servegen`], [`clients`] | the clients of ServeGen: their windows, and requests that arrive like theirs |
 //! | [`trace`] | a trace on disk: its length, circular shifts |
-//! | [`transform`] | rate and length scaling, cutting |
+//! | [`transform`] | rate and length scaling, drift of lengths, cutting |
 //! | [`generator`] | arrivals of a doubly stochastic process, and a backlog without end |
 //! | [`preset`] | the calibrated constants of the generator |
 //! | [`rate`] | the random rate of the generator |
@@ -47,7 +47,7 @@ pub use mooncake::MooncakeReader;
 pub use preset::Preset;
 pub use servegen::ClientFile;
 pub use trace::{Shift, TraceFile, TraceFormat};
-pub use transform::{Lengths, Transform};
+pub use transform::{Drift, Lengths, Transform};
 
 /// The largest token count that a record may carry. No served model has a context near it, so
 /// anything above is a damaged file.

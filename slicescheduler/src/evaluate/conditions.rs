@@ -12,7 +12,7 @@ use crate::evaluate::handicap::{Ability, Handicapped};
 use crate::evaluate::skewed::Skewed;
 use crate::replay::{ForecastOptions, ReplayOptions, Slowdown};
 use crate::scenario::{Class, LendingMode, OptionValue, Scenario, Workload};
-use crate::workload::Shift;
+use crate::workload::{Drift, Shift};
 
 /// Changes to a scenario and to the way it is replayed. What is absent stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -33,6 +33,10 @@ pub struct Conditions {
     /// bursts come together.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unshifted: bool,
+    /// Lengths of all requests that arrive, of every class, change from the first to the last. A backlog, whose requests
+    /// have no times, keeps its own: otherwise every policy would be given others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drift: Option<Drifting>,
     /// The share of device memory that may be planned with, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usable_percent: Option<u32>,
@@ -94,6 +98,29 @@ impl From<Lending> for LendingMode {
     }
 }
 
+/// Lengths that change in the course of a run; see [`Drift`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Drifting {
+    /// What prompt lengths are multiplied by in the end.
+    pub prompts: f64,
+    /// What output lengths are multiplied by in the end.
+    pub answers: f64,
+}
+
+impl Default for Drifting {
+    /// Changes nothing.
+    fn default() -> Self {
+        Self { prompts: 1.0, answers: 1.0 }
+    }
+}
+
+impl From<Drifting> for Drift {
+    fn from(Drifting { prompts, answers }: Drifting) -> Self {
+        Self { prompts, answers, from: Nanos::ZERO, until: None }
+    }
+}
+
 /// A device that runs slower for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -111,6 +138,9 @@ pub struct Slow {
 /// The percentages that a speed, a share or an error may have.
 const PERCENT: std::ops::RangeInclusive<u32> = 1..=100;
 
+/// The factors that a condition may state, those of scenarios.
+const FACTORS: std::ops::RangeInclusive<f64> = 1e-4..=1e4;
+
 /// The longest time that a condition may state, in milliseconds: an hour.
 const LONGEST_MS: u64 = 3_600_000;
 
@@ -119,6 +149,10 @@ impl Conditions {
     pub(super) fn objection(&self) -> Option<&'static str> {
         let percent = |value: Option<u32>, most: u32| value.is_none_or(|value| value <= most);
         let ms = |value: Option<u64>| value.is_none_or(|value| (1..=LONGEST_MS).contains(&value));
+        if self.drift.is_some_and(|drift| ![drift.prompts, drift.answers].iter().all(|factor| FACTORS.contains(factor)))
+        {
+            return Some("drift has numbers from 0.0001 to 10000");
+        }
         if self.usable_percent.is_some_and(|usable| !PERCENT.contains(&usable)) {
             return Some("usable_percent is from 1 to 100");
         }
@@ -155,6 +189,9 @@ impl Conditions {
             if let Some(slo) = tenant.slo.as_mut().filter(|_| tenant.class == Class::LatencySensitive) {
                 slo.ttft = self.ttft_ms.map_or(slo.ttft, Nanos::ms);
                 slo.tpot = self.tpot_ms.map_or(slo.tpot, Nanos::ms);
+            }
+            if let Some(drift) = self.drift.filter(|_| !matches!(tenant.workload, Workload::Backlog { .. })) {
+                tenant.workload.lengths_mut().drift = Some(drift.into());
             }
             match &mut tenant.workload {
                 Workload::Trace { shift, .. } | Workload::Client { shift, .. } if self.unshifted => {
@@ -233,12 +270,26 @@ mod tests {
     }
 
     #[test]
+    fn lengths_drift_wherever_requests_arrive() {
+        let mut scenario = Scenario::embedded().unwrap();
+        conditions("drift = { answers = 3.0 }").change(&mut scenario);
+        let drift = Drift { prompts: 1.0, answers: 3.0, from: Nanos::ZERO, until: None };
+        for tenant in &mut scenario.tenants {
+            let backlog = matches!(tenant.workload, Workload::Backlog { .. });
+            assert_eq!(tenant.workload.lengths_mut().drift, (!backlog).then_some(drift), "{}", tenant.name);
+        }
+    }
+
+    #[test]
     fn impossible_conditions_are_objected_to() {
         for text in [
             "usable_percent = 0",
             "operator_noise_percent = 101",
             "forecast_percent = 0",
             "ttft_ms = 0",
+            "drift = { answers = 0 }",
+            "drift = { prompts = inf }",
+            "drift = { prompts = nan }",
             "pcie_gb_per_s = 0",
             "slow = [{ device = 0, percent = 50, from_s = 2, until_s = 2 }]",
         ] {

@@ -441,6 +441,11 @@ mod tests {
             ("\"static\"", "\"magic\"", "policy \"magic\": expected one of static,"),
             ("ttft_ms = 100", "ttft_ms = 0", "variant \"tight\": times are from 1 ms to one hour"),
             ("ttft_ms = 100", "tfft_ms = 100", "unknown field `tfft_ms`"),
+            (
+                "ttft_ms = 100",
+                "drift = { answers = -1.0 }",
+                "variant \"tight\": drift has numbers from 0.0001 to 10000",
+            ),
             ("seeds = 1\n", "seeds = 3\n", "expected at most the 2 seeds of the suite"),
             ("requests = 4", "requests = 0", "small case \"three\": expected a name, a request of each tenant"),
             ("[\"slice-fill\"]", "[\"magic\"]", "small case \"three\": policy \"magic\": expected one of static,"),

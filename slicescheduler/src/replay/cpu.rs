@@ -22,7 +22,7 @@ use crate::learned::Learned;
 use crate::replay::run::{Run, run_policy};
 use crate::replay::{ForecastOptions, Progress, ReplayError, ReplayWorld, core_scaling, policy, summary};
 use crate::report::{RunRecord, Summary};
-use crate::scenario::{DeviceKind, Layout, LinkOverride, ModelSpec, Scenario, Workload};
+use crate::scenario::{DeviceKind, Layout, LinkOverride, ModelSpec, Scenario};
 use crate::setup::Setup;
 use crate::workload::Lengths;
 use crate::workload::rng::Seed;
@@ -32,7 +32,8 @@ use crate::workload::rng::Seed;
 type Answers = BTreeMap<(u32, u64), u64>;
 
 /// Lengths that replace those of a scenario that was not made for the tiny decoder.
-const LENGTHS: Lengths = Lengths { prompt_scale: 0.05, output_scale: 0.2, max_prompt: 384, max_output: 96 };
+const LENGTHS: Lengths =
+    Lengths { prompt_scale: 0.05, output_scale: 0.2, drift: None, max_prompt: 384, max_output: 96 };
 
 /// Tokens of an iteration at most, where a scenario was not made for the tiny decoder.
 const TOKEN_BUDGET: u32 = 256;
@@ -99,12 +100,8 @@ fn for_cpu(scenario: &Scenario) -> Scenario {
         tenant.model = tiny;
         scenario.engine.token_budget = scenario.engine.token_budget.min(TOKEN_BUDGET);
         scenario.engine.max_sequences = scenario.engine.max_sequences.min(TOKEN_BUDGET / 2);
-        match &mut tenant.workload {
-            Workload::Trace { lengths, .. }
-            | Workload::Client { lengths, .. }
-            | Workload::Generated { lengths, .. }
-            | Workload::Backlog { lengths, .. } => *lengths = LENGTHS,
-        }
+        let lengths = tenant.workload.lengths_mut();
+        *lengths = Lengths { drift: lengths.drift, ..LENGTHS };
     }
     scenario
 }

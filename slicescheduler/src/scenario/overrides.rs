@@ -12,7 +12,7 @@ const RATE_SCALES: std::ops::RangeInclusive<f64> = 1e-4..=1e4;
 impl Scenario {
     /// Multiplies the arrival rate of every tenant that has one.
     ///
-    /// A scenario with a trace also gets shorter by the factor (duration and warm-up), so that it
+    /// A scenario with a trace also gets shorter by the factor (duration, warm-up and times of drifts), so that it
     /// replays the same requests at every rate; without a trace the duration stays.
     ///
     /// # Errors
@@ -24,8 +24,13 @@ impl Scenario {
         self.rate_scale *= factor;
         if self.tenants.iter().any(|tenant| matches!(tenant.workload, Workload::Trace { .. } | Workload::Client { .. }))
         {
-            self.duration = Nanos::from_secs_f64(self.duration.as_secs_f64() / factor);
-            self.warm_up = Nanos::from_secs_f64(self.warm_up.as_secs_f64() / factor);
+            let shorten = |time: &mut Nanos| *time = Nanos::from_secs_f64(time.as_secs_f64() / factor);
+            shorten(&mut self.duration);
+            shorten(&mut self.warm_up);
+            for drift in self.tenants.iter_mut().filter_map(|tenant| tenant.workload.lengths_mut().drift.as_mut()) {
+                shorten(&mut drift.from);
+                drift.until.iter_mut().for_each(shorten);
+            }
         }
         Ok(())
     }

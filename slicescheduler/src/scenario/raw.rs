@@ -123,6 +123,16 @@ pub(super) struct RawWorkload {
     pub(super) output_scale: Option<Factor>,
     pub(super) max_prompt: Option<Spanned<u32>>,
     pub(super) max_output: Option<Spanned<u32>>,
+    pub(super) drift: Option<Spanned<RawDrift>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawDrift {
+    pub(super) prompts: Option<Spanned<f64>>,
+    pub(super) answers: Option<Spanned<f64>>,
+    pub(super) from: Option<Spanned<Text<Nanos>>>,
+    pub(super) until: Option<Spanned<Text<Nanos>>>,
 }
 
 #[derive(Deserialize)]
@@ -265,7 +275,13 @@ names!(DType, "f32, f16, bf16 or f8", {
     "f8" => Self::F8,
 });
 
-/// A factor that can be multiplied and divided by without overflow.
+/// Factors that can be multiplied and divided by without overflow.
+pub(super) const FACTORS: std::ops::RangeInclusive<f64> = 1e-4..=1e4;
+
+/// What is expected of them, for messages.
+pub(super) const FACTOR: &str = "a number from 0.0001 to 10000";
+
+/// One of [`FACTORS`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factor(pub(super) f64);
 
@@ -276,11 +292,11 @@ impl<'de> Deserialize<'de> for Factor {
             type Value = Factor;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number from 0.0001 to 10000")
+                f.write_str(FACTOR)
             }
 
             fn visit_f64<E: Error>(self, number: f64) -> Result<Factor, E> {
-                if (1e-4..=1e4).contains(&number) {
+                if FACTORS.contains(&number) {
                     Ok(Factor(number))
                 } else {
                     Err(E::invalid_value(Unexpected::Float(number), &self))

@@ -1,5 +1,7 @@
 //! From the file as written to a scenario: defaults, and everything that relates values.
 
+mod drift;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -62,7 +64,7 @@ impl Validator<'_> {
             }
         };
         let cluster = self.cluster(raw.cluster)?;
-        let tenants = self.tenants(&raw.tenants, &cluster)?;
+        let tenants = self.tenants(&raw.tenants, &cluster, duration)?;
         Ok(Scenario {
             seed: raw.seed.unwrap_or(0),
             duration,
@@ -124,7 +126,12 @@ impl Validator<'_> {
         Ok(LinkOverride { bandwidth, latency: raw.latency.map(|latency| latency.0) })
     }
 
-    fn tenants(&self, raw: &Spanned<Vec<Spanned<RawTenant>>>, cluster: &ClusterSpec) -> Checked<Vec<Tenant>> {
+    fn tenants(
+        &self,
+        raw: &Spanned<Vec<Spanned<RawTenant>>>,
+        cluster: &ClusterSpec,
+        duration: Nanos,
+    ) -> Checked<Vec<Tenant>> {
         let mut tenants = Vec::new();
         let mut names = BTreeMap::new();
         let of_node = |(node, spec): (usize, &NodeSpec)| std::iter::repeat_n((node, spec.kind), spec.devices as usize);
@@ -137,7 +144,7 @@ impl Validator<'_> {
                 let expected = format!("a name of its own (tenants[{first}] has it)");
                 return Err(self.error(name.span(), &format!("{key}.name"), quoted(name.get_ref()), expected));
             }
-            tenants.push(self.tenant(&key, tenant.get_ref(), &mut devices)?);
+            tenants.push(self.tenant(&key, tenant.get_ref(), &mut devices, duration)?);
         }
         if tenants.is_empty() {
             return Err(self.error(raw.span(), "tenants", "empty", "at least one tenant"));
@@ -145,7 +152,7 @@ impl Validator<'_> {
         Ok(tenants)
     }
 
-    fn tenant<'t>(&self, key: &str, raw: &'t RawTenant, devices: &mut Devices<'t>) -> Checked<Tenant> {
+    fn tenant<'t>(&self, key: &str, raw: &'t RawTenant, devices: &mut Devices<'t>, duration: Nanos) -> Checked<Tenant> {
         let name = raw.name.get_ref();
         if name.trim().is_empty() {
             return Err(self.error(raw.name.span(), &format!("{key}.name"), quoted(name), "a name"));
@@ -163,7 +170,7 @@ impl Validator<'_> {
             slo: self.slo(key, class, raw)?,
             weight,
             lending: raw.lending.map_or_else(LendingMode::default, |lending| lending.0),
-            workload: self.workload(&format!("{key}.workload"), class, &raw.workload)?,
+            workload: self.workload(&format!("{key}.workload"), class, &raw.workload, duration)?,
             name: name.clone(),
         })
     }
@@ -318,7 +325,7 @@ impl Validator<'_> {
         Ok(spec)
     }
 
-    fn workload(&self, key: &str, class: Class, raw: &Spanned<RawWorkload>) -> Checked<Workload> {
+    fn workload(&self, key: &str, class: Class, raw: &Spanned<RawWorkload>, duration: Nanos) -> Checked<Workload> {
         let workload = raw.get_ref();
         let factor = |factor: Option<Factor>| factor.map_or(1.0, |factor| factor.0);
         let rate_scale = workload.rate_scale.as_ref().map_or(1.0, |scale| scale.get_ref().0);
@@ -332,6 +339,7 @@ impl Validator<'_> {
             output_scale: factor(workload.output_scale),
             max_prompt: longest("max_prompt", &workload.max_prompt)?,
             max_output: longest("max_output", &workload.max_output)?,
+            drift: self.drift(key, duration, workload.drift.as_ref())?,
         };
         let foreign = |kind: &str, keys: &[(&str, Option<Range<usize>>)]| match keys
             .iter()
@@ -387,6 +395,7 @@ impl Validator<'_> {
                         ("shift", span(&workload.shift)),
                         ("stand_in", span(&workload.stand_in)),
                         ("rate_scale", span(&workload.rate_scale)),
+                        ("drift", span(&workload.drift)),
                     ],
                 )?;
                 if class == Class::LatencySensitive {
