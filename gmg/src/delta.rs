@@ -11,7 +11,7 @@ use crate::id::{ContainerId, DeviceId, JobId, LaneId, LinkId, ModelId, RequestId
 use crate::job::JobSpec;
 use crate::memory::{DeviceLayout, Owned};
 use crate::plan::{Event, Rank, Source};
-use crate::tenant::{Container, Model, Tenant};
+use crate::tenant::{Container, Model, Slo, Tenant};
 use crate::units::{Bytes, Nanos};
 
 /// A request that is to be entered.
@@ -232,6 +232,14 @@ pub enum Intent {
         /// KV blocks in the part for weights, in all.
         blocks: u32,
     },
+    /// Give a request that has not ended a service level of its own, in place of its tenant's. Refused for tenants
+    /// without one.
+    SetSlo {
+        /// The request.
+        request: RequestId,
+        /// When its tokens are due.
+        slo: Slo,
+    },
     /// Enter a model of a tenant and the container that holds it, weights resident.
     #[cfg_attr(feature = "serde", serde(skip))]
     AddModel {
@@ -300,6 +308,7 @@ impl Delta {
                 | Intent::AddPipeline { .. }
                 | Intent::ShareContainer { .. }
                 | Intent::Submit(_)
+                | Intent::SetSlo { .. }
                 | Intent::RetireRequest { .. }
                 | Intent::Reject { .. }
                 | Intent::LoadWeights { .. }

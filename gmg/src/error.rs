@@ -20,6 +20,9 @@ pub enum GmgError {
     /// The tenant is unknown.
     #[error("{0} does not exist")]
     NoSuchTenant(TenantId),
+    /// The tenant's requests have no due times, so none of them has a service level of its own.
+    #[error("{0} has no service level, so its requests have none of their own")]
+    NoDueTimes(TenantId),
     /// The request is gone or ended.
     #[error("{0} does not exist or has ended")]
     NoSuchRequest(RequestId),

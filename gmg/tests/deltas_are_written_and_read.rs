@@ -9,8 +9,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use slicescheduler_gmg::delta::NewRequest;
 use slicescheduler_gmg::graph::OpGraph;
-use slicescheduler_gmg::id::{DeviceId, TenantId};
+use slicescheduler_gmg::id::{DeviceId, RequestId, TenantId};
 use slicescheduler_gmg::plan::Event;
+use slicescheduler_gmg::tenant::Slo;
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::wire::{self, LogReader, WireError};
 use slicescheduler_gmg::{Delta, Durability, Gmg, GmgView, Intent};
@@ -51,6 +52,9 @@ fn a_record_is_what_postcard_says_it_is() {
     let request = NewRequest { tenant: TenantId(1), arrival: Nanos(5), prompt: 300, max_output: 2 };
     let record = wire::to_bytes(&Intent::Submit(request).into()).unwrap();
     assert_eq!(record, [1, 0, 2, 1, 5, 0xac, 0x02, 2]);
+    // The kind with the number 27.
+    let own = Intent::SetSlo { request: RequestId(4), slo: Slo { ttft: Nanos(1000), tpot: Nanos(5) } };
+    assert_eq!(wire::to_bytes(&own.into()).unwrap(), [1, 0, 27, 4, 0x80 | 104, 7, 5]);
     // An observation, the thirteenth kind; 1000 is 7 * 128 + 104.
     let lost = Event::DeviceLost { device: DeviceId(3), at: Nanos(1000) };
     assert_eq!(wire::to_bytes(&lost.into()).unwrap(), [1, 1, 12, 3, 0x80 | 104, 7]);

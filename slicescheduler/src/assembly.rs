@@ -37,7 +37,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    fn is_sensitive(&self) -> bool {
+    pub(crate) fn is_sensitive(&self) -> bool {
         self.tenant.class == Class::LatencySensitive
     }
 

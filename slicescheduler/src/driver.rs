@@ -21,6 +21,7 @@ use slicescheduler_gmg::delta::NewRequest;
 use slicescheduler_gmg::id::{DeviceId, JobId, JobKey, ModelId, RequestId, TenantId};
 use slicescheduler_gmg::job::{Job, JobSpec, StoredState};
 use slicescheduler_gmg::plan::{Action, Clock, Ended, Event, Failure, Observer, Plan, WhatIf, World};
+use slicescheduler_gmg::tenant::Slo;
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{Applied, Delta, Effect, Gmg, GmgView, Intent};
 use slicescheduler_scheduler::admission::Admission;
@@ -281,10 +282,30 @@ impl<W: World> Driver<W> {
     /// If the tenant is unknown, or the world is broken. A request that can never fit is entered
     /// and [lost](Self::take_lost) at once.
     pub fn submit(&mut self, request: NewRequest, observer: &mut dyn Observer) -> Result<RequestId, DriverError> {
+        self.submit_with_slo(request, None, observer)
+    }
+
+    /// As [`submit`](Self::submit), with a service level of the request's own in place of its tenant's, where there
+    /// is one.
+    ///
+    /// # Errors
+    /// Those of `submit`, and if the tenant has no service level but the request one of its own.
+    pub fn submit_with_slo(
+        &mut self,
+        request: NewRequest,
+        own: Option<Slo>,
+        observer: &mut dyn Observer,
+    ) -> Result<RequestId, DriverError> {
         self.now = self.now.max(request.arrival);
         let id = self.gmg.next_request_id();
         let applied = self.gmg.apply(Intent::Submit(request))?;
         self.follow(&applied)?;
+        if let Some(slo) = own
+            && let Err(refused) = self.apply(Intent::SetSlo { request: id, slo })
+        {
+            self.apply(Intent::RetireRequest { request: id })?;
+            return Err(refused);
+        }
         let slo = self.gmg.view().request(id).and_then(|request| request.slo);
         let sequence = Sequence::new(id, request.arrival, slo, request.prompt, request.max_output);
         let waiting = self.batching.waiting(request.tenant);

@@ -43,6 +43,7 @@
 //! | [`driver`] | the loop that owns the graph, over any world |
 //! | [`replay`] | traces in, figures out: the same loop over a simulated or the real world |
 //! | [`scenario`], [`workload`], [`setup`] | what a replay is of: its description, its requests, its graph |
+//! | [`alone`] | how long requests take alone, and service levels relative to that |
 //! | `evaluate` | many replays, and what they say together (feature `evaluate`) |
 //! | [`bound`] | what no policy can exceed: an oracle for small cases, a linear program for large ones |
 //! | [`fidelity`] | predictions of real serving runs, against what was measured |
@@ -50,6 +51,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod alone;
 mod assembly;
 pub mod bound;
 pub mod builder;

@@ -125,8 +125,11 @@ pub struct Tenant {
     pub class: Class,
     /// The model that it serves.
     pub model: ModelSpec,
-    /// When its tokens are due; always present for [`Class::LatencySensitive`].
+    /// When its tokens are due; present for [`Class::LatencySensitive`] unless each request has its own.
     pub slo: Option<Slo>,
+    /// Each request is due in so many times what it takes alone, to its first token and from one to the next, in place
+    /// of [`slo`](Self::slo); see [`Alone`](crate::alone::Alone).
+    pub relative_slo: Option<f64>,
     /// Its share where tenants of a class compete, above zero.
     pub weight: u32,
     /// How much harm a guest on its devices may do.

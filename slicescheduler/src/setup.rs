@@ -13,8 +13,10 @@ use slicescheduler_gmg::{Gmg, GmgError};
 use slicescheduler_scheduler::batching::{BatchOptions, Batcher};
 use slicescheduler_scheduler::policy::Policy;
 
+use crate::alone::{Alone, RelativeLevels};
 use crate::assembly::{Assembly, AssemblyError, Member, assemble, cpu_device};
 use crate::scenario::{Class, DeviceKind, NodeSpec, Scenario, Workload};
+use crate::workload::WorkloadError;
 
 /// Why a scenario cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +56,9 @@ pub enum SetupError {
         /// Bytes that the device has.
         memory: Bytes,
     },
+    /// A trace is damaged.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
     /// The graph refused.
     #[error(transparent)]
     Gmg(#[from] GmgError),
@@ -81,22 +86,39 @@ pub struct Setup {
     pub models: Vec<ModelId>,
     /// Brings guests' weights to their devices.
     pub prefetch: Vec<Action>,
+    /// Service levels of requests of their own, where the scenario has such.
+    pub levels: RelativeLevels,
 }
 
 impl Setup {
-    /// Sets up `scenario` the way `policy` wants weights to lie.
+    /// Sets up `scenario` the way `policy` wants weights to lie. A tenant whose service level is relative to each
+    /// request gets that of its median request, for what policies ask of tenants.
     ///
     /// # Errors
-    /// If the cluster is impossible or a model does not fit its container.
+    /// If the cluster is impossible, a model does not fit its container, or the trace of a tenant with a relative
+    /// service level is damaged.
     pub fn new(scenario: &Scenario, policy: &dyn Policy) -> Result<Self, SetupError> {
         let cluster = cluster(scenario)?;
         let mut members =
             scenario.tenants.iter().map(|tenant| member(scenario, tenant)).collect::<Result<Vec<_>, _>>()?;
         fit_blocks(&mut members, scenario.engine.block_tokens);
+        let mut levels = Vec::new();
+        for (index, (tenant, member)) in scenario.tenants.iter().zip(&mut members).enumerate() {
+            let home = member.devices.first().and_then(|&device| cluster.device(device));
+            let Some((factor, home)) = tenant.relative_slo.zip(home).filter(|_| member.is_sensitive()) else {
+                levels.push(None);
+                continue;
+            };
+            let (prompt, answer) = scenario.median_lengths(index)?.unwrap_or((1, 1));
+            let budget = member.options.token_budget;
+            let alone = Alone::new(member.model.template.clone(), home.spec.clone(), budget, answer);
+            member.tenant.slo = Some(alone.slo(factor, prompt));
+            levels.push(Some((factor, alone)));
+        }
         let usable: Vec<Bytes> =
             cluster.devices().iter().map(|device| share(device.spec.memory, scenario.cluster.usable)).collect();
         let Assembly { gmg, batching, models, prefetch } = assemble(cluster, &members, &usable, policy)?;
-        Ok(Self { gmg, batching, models, prefetch })
+        Ok(Self { gmg, batching, models, prefetch, levels: RelativeLevels::new(levels) })
     }
 }
 

@@ -5,9 +5,22 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use slicescheduler::scenario::{Scenario, ScenarioError, Source, Workload};
+use std::sync::Arc;
+
+use slicescheduler::driver::{Driver, DriverError, DriverOptions};
+use slicescheduler::replay::{ReplayOptions, Silent, policy, simulate};
+use slicescheduler::report::PolicySummary;
+use slicescheduler::scenario::{Scenario, ScenarioError, Slo, Source, Workload};
+use slicescheduler::setup::Setup;
 use slicescheduler::workload::{ArrivalRecord, Drift};
+use slicescheduler_gmg::delta::NewRequest;
+use slicescheduler_gmg::id::TenantId;
+use slicescheduler_gmg::plan::{Command, Event, Observer};
 use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::{GmgError, GmgView, View};
+use slicescheduler_simulator::cost::Roofline;
+use slicescheduler_simulator::timeline::{Horizon, Timeline};
+use slicescheduler_simulator::world::{SimWorld, WorldCost, WorldOptions};
 
 const TWO: &str = r#"seed = 3
 duration = "100s"
@@ -133,4 +146,107 @@ fn a_drift_follows_the_duration_and_the_rate() {
     assert_eq!((slow[10], slow[30], slow[59]), ((20, 30), (40, 60), (69, 90)));
     assert!(matches!(scenario.tenants[0].workload, Workload::Trace { .. }));
     fs::remove_file(trace).unwrap();
+}
+
+const SLO: &str = "slo = { ttft = \"400ms\", tpot = \"40ms\" }";
+
+#[test]
+fn a_relative_level_is_in_place_of_one_for_all_requests() {
+    let tenant = changed(SLO, "relative_slo = 2").unwrap().tenants.swap_remove(0);
+    assert_eq!((tenant.slo, tenant.relative_slo), (None, Some(2.0)));
+    for (old, new, message) in [
+        (SLO, "relative_slo = 0.0", "tenants[0].relative_slo is 0: expected a number from 0.0001 to 10000"),
+        (SLO, "relative_slo = nan", "tenants[0].relative_slo is NaN: expected a number from 0.0001 to 10000"),
+        (SLO, &format!("{SLO}\nrelative_slo = 2.0"), "tenants[0].relative_slo is set: expected none beside slo"),
+        (
+            "class = \"best-effort\"",
+            "class = \"best-effort\"\nrelative_slo = 2.0",
+            "tenants[1].relative_slo is set: expected none for a best-effort tenant",
+        ),
+    ] {
+        let refusal = changed(old, new).unwrap_err().to_string();
+        assert!(refusal.ends_with(message), "{refusal}");
+    }
+}
+
+/// Twenty requests with prompts from 100 to 5,800 tokens and answers of 64, so far apart that each is alone.
+fn far_apart(name: &str, level: &str) -> Scenario {
+    let trace = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("alone-{name}-{}.csv", std::process::id()));
+    let lines: String =
+        (0..20).map(|i| format!("2023-11-16 18:17:{:02}.0000000,{},64\n", 2 * i, 100 + 300 * i)).collect();
+    fs::write(&trace, format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{lines}")).unwrap();
+    let text = TWO.replacen(CHAT, &format!("trace = {trace:?}, format = \"azure\""), 1).replacen(SLO, level, 1);
+    Scenario { seed: 0, ..parse(&text).unwrap() }
+}
+
+fn still() -> WorldOptions {
+    WorldOptions { operator_noise: 0, iteration_noise: 0, ..WorldOptions::default() }
+}
+
+fn run(scenario: &Scenario) -> PolicySummary {
+    let options = ReplayOptions { world: still(), ..ReplayOptions::default() };
+    simulate(scenario, policy(&scenario.policies[0]).unwrap(), &options, &mut Silent).unwrap().summary
+}
+
+/// Oracle: the simulated world itself, with one request at a time and without noise.
+#[test]
+fn what_a_request_takes_alone_is_what_the_world_takes_for_it() {
+    for (factor, violations) in [("1.001", 0.0), ("0.999", 1.0)] {
+        let summary = run(&far_apart(factor, &format!("relative_slo = {factor}")));
+        let chat = &summary.tenants[0];
+        assert_eq!((chat.arrived, chat.completed), (20, 20));
+        assert_eq!(chat.sla_violation_rate, violations, "{factor} times alone");
+    }
+}
+
+#[test]
+fn violations_count_by_the_level_of_each_request() {
+    let relative = far_apart("each", "relative_slo = 1.5");
+    let setup = Setup::new(&relative, &*policy(&relative.policies[0]).unwrap()).unwrap();
+    let of_median = setup.gmg.view().tenant(TenantId(0)).and_then(|tenant| tenant.slo).unwrap();
+    // Of twenty prompts the tenth by length is of 2,800 tokens.
+    assert_eq!(setup.levels.of(TenantId(0), 2800), Some(of_median));
+    assert_eq!(setup.levels.of(TenantId(1), 2800), None);
+    assert_eq!(run(&relative).tenants[0].sla_violation_rate, 0.0);
+    // The same level for all: half as long again as the median is beyond it.
+    let Slo { ttft, tpot } = of_median;
+    let fixed = far_apart("all", &format!("slo = {{ ttft = \"{}ns\", tpot = \"{}ns\" }}", ttft.get(), tpot.get()));
+    let late = run(&fixed).tenants[0].sla_violation_rate;
+    assert!((0.2..0.5).contains(&late), "{late}");
+}
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn on_event(&mut self, _: &Event, _: View<'_>) {}
+    fn on_command(&mut self, _: Nanos, _: &Command, _: View<'_>) {}
+}
+
+#[test]
+fn a_driver_enters_requests_with_levels_of_their_own() {
+    let scenario = parse(TWO).unwrap();
+    let policy = policy(&scenario.policies[0]).unwrap();
+    let setup = Setup::new(&scenario, &*policy).unwrap();
+    let cluster = Arc::new(setup.gmg.view().cluster().clone());
+    let world = SimWorld::new(cluster, Box::new(WorldCost::default()), still());
+    let what_if = Timeline::of(setup.gmg.view(), Arc::new(Roofline::default()), Horizon::secs(2));
+    let options = DriverOptions::default();
+    let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options).unwrap();
+    let request = |tenant| NewRequest { tenant: TenantId(tenant), arrival: Nanos::ZERO, prompt: 100, max_output: 9 };
+    let own = Slo { ttft: Nanos::ms(7), tpot: Nanos::ms(1) };
+    let id = driver.submit_with_slo(request(0), Some(own), &mut Nobody).unwrap();
+    assert_eq!(driver.gmg().view().request(id).unwrap().slo, Some(own));
+    assert_eq!(driver.gmg().view().request(id).unwrap().due(2), Nanos::ms(9));
+    let of_sequence = |driver: &Driver<SimWorld>, id| {
+        let batcher = &driver.batching()[0];
+        let running = batcher.replicas().iter().flat_map(|replica| replica.running());
+        running.chain(batcher.waiting()).find(|sequence| sequence.request == id).and_then(|sequence| sequence.slo)
+    };
+    assert_eq!(of_sequence(&driver, id), Some(own));
+    let other = driver.submit(request(0), &mut Nobody).unwrap();
+    assert_eq!(of_sequence(&driver, other), scenario.tenants[0].slo);
+    let next = driver.gmg().next_request_id();
+    let refused = driver.submit_with_slo(request(1), Some(own), &mut Nobody).unwrap_err();
+    assert!(matches!(refused, DriverError::Gmg(GmgError::NoDueTimes(TenantId(1)))), "{refused}");
+    assert_eq!(driver.gmg().view().request(next), None, "nothing is left of it");
 }

@@ -356,7 +356,7 @@ fn values_of_a_wrong_form_are_refused_with_place_and_line() {
         (
             "weight = 3",
             "wieght = 3",
-            "small.toml:23:1: unknown field `wieght`, expected one of `name`, `class`, `model`, `slo`, `weight`, `lending`, `container`, `workload` (in: wieght = 3)",
+            "small.toml:23:1: unknown field `wieght`, expected one of `name`, `class`, `model`, `slo`, `relative_slo`, `weight`, `lending`, `container`, `workload` (in: wieght = 3)",
         ),
     ] {
         assert_eq!(refusal(old, new), message, "{new}");

@@ -21,7 +21,7 @@ use crate::memory::{ByteKind, DeviceLayout, DeviceMemory, LayoutFault, WeightSta
 use crate::plan::{Rank, Source};
 use crate::request::{Request, RequestState};
 use crate::state::Store;
-use crate::tenant::Tenant;
+use crate::tenant::{Slo, Tenant};
 use crate::units::Bytes;
 use crate::view::LaneEntry;
 
@@ -38,6 +38,7 @@ pub(crate) fn intend<S: Store>(store: &mut S, intent: &Intent) -> Result<Effect,
             containers::share_container(store, *tenant, model, *container)
         }
         Intent::Submit(request) => submit(store, request),
+        Intent::SetSlo { request, slo } => set_slo(store, *request, *slo),
         Intent::SubmitJob(spec) => submit_job(store, spec),
         Intent::SubmitGang(specs) => submit_gang(store, specs),
         Intent::Dispatch { job, ops, lane, rank } => dispatch(store, *job, ops.clone(), *lane, *rank),
@@ -171,6 +172,18 @@ fn submit<S: Store>(store: &mut S, request: &NewRequest) -> Result<Effect, GmgEr
         slo,
     });
     Ok(Effect::Request(id))
+}
+
+fn set_slo<S: Store>(store: &mut S, id: RequestId, slo: Slo) -> Result<Effect, GmgError> {
+    let request = store.request(id).filter(|request| !request.state.is_final()).ok_or(GmgError::NoSuchRequest(id))?;
+    let tenant = request.tenant;
+    if store.tenant(tenant).is_none_or(|tenant| tenant.slo.is_none()) {
+        return Err(GmgError::NoDueTimes(tenant));
+    }
+    if let Some(request) = store.request_mut(id) {
+        request.slo = Some(slo);
+    }
+    Ok(Effect::None)
 }
 
 fn submit_job<S: Store>(store: &mut S, spec: &Arc<JobSpec>) -> Result<Effect, GmgError> {

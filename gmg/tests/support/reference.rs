@@ -17,6 +17,7 @@ use slicescheduler_gmg::job::{JobSpec, StoredState};
 use slicescheduler_gmg::memory::{DeviceLayout, WeightState};
 use slicescheduler_gmg::plan::{Rank, Source};
 use slicescheduler_gmg::request::RequestState;
+use slicescheduler_gmg::tenant::Slo;
 use slicescheduler_gmg::units::Bytes;
 use slicescheduler_gmg::{Delta, GmgView, Intent};
 
@@ -101,6 +102,7 @@ struct Request {
     /// Where the other ranks of a gang have their parts of the sequence.
     parts: Vec<DeviceId>,
     produced: u32,
+    slo: Option<Slo>,
 }
 
 impl Request {
@@ -131,6 +133,8 @@ struct Device {
 pub struct Reference {
     version: u64,
     tenants: Vec<String>,
+    /// By tenant.
+    levels: Vec<Option<Slo>>,
     models: Vec<Model>,
     /// Their devices; true for a pipeline.
     containers: Vec<(Vec<DeviceId>, bool)>,
@@ -236,6 +240,7 @@ impl Reference {
         Self {
             version: view.version().0,
             tenants: view.tenants().iter().map(|tenant| tenant.name.to_string()).collect(),
+            levels: view.tenants().iter().map(|tenant| tenant.slo).collect(),
             models: view.models().iter().map(|model| Model::of(model, model.tenant())).collect(),
             containers: view.containers().iter().map(|container| (container.devices.clone(), false)).collect(),
             gangs: Vec::new(),
@@ -303,6 +308,7 @@ impl Reference {
                     return None;
                 }
                 self.tenants.push(tenant.name.to_string());
+                self.levels.push(tenant.slo);
             }
             Intent::AddModel { tenant, model, container } => self.add_model(*tenant, model, container)?,
             Intent::AddPipeline { tenant, stages, container } => self.add_pipeline(*tenant, stages, container)?,
@@ -310,9 +316,15 @@ impl Reference {
             Intent::Submit(request) => {
                 self.tenants.get(request.tenant.index())?;
                 let (tenant, state) = (request.tenant, RequestState::Waiting);
-                let new = Request { tenant, state, device: None, parts: vec![], produced: 0 };
+                let slo = self.levels.get(request.tenant.index()).copied().flatten();
+                let new = Request { tenant, state, device: None, parts: vec![], produced: 0, slo };
                 self.requests.insert(RequestId(self.next_request), new);
                 self.next_request += 1;
+            }
+            Intent::SetSlo { request, slo } => {
+                let request = self.requests.get_mut(request).filter(|request| !request.state.is_final())?;
+                request.slo = request.slo.and(Some(*slo));
+                request.slo?;
             }
             Intent::SubmitJob(spec) => {
                 self.check_job(spec).filter(|_| spec.gang.is_none())?;

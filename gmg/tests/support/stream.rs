@@ -10,6 +10,7 @@ use slicescheduler_gmg::job::{Job, JobSpec, KvGrowth, Row, StoredState};
 use slicescheduler_gmg::memory::WeightState;
 use slicescheduler_gmg::plan::{DeviceReport, Ended, Event, Failure, Fate, Rank, Source};
 use slicescheduler_gmg::shape::Binding;
+use slicescheduler_gmg::tenant::Slo;
 use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_gmg::{Container, Delta, Effect, GmgView, Intent, Model, Tenant};
 
@@ -84,6 +85,10 @@ impl Stream {
             44..=45 => Intent::ReturnDevice { device: device(step.a, step.odd) }.into(),
             46 => structure(step),
             47 if step.b & 3 == 0 => Event::Timer { at: self.now() }.into(),
+            47 => {
+                let slo = Slo { ttft: Nanos(u64::from(step.b)), tpot: Nanos(u64::from(step.c)) };
+                Intent::SetSlo { request: self.any_request(step), slo }.into()
+            }
             48..=50 => part(step).into(),
             51 => {
                 let (model, ops, device) = some_part(step, view);

@@ -185,8 +185,8 @@ pub fn plan_iteration(
 }
 
 /// Sequences at the front of the list whose next token was due before `time`. The list is in the order
-/// of arrival, so this is nearly all of them; a preempted sequence that has tokens already may hide
-/// some. O(late).
+/// of arrival, so this is nearly all of them where all have one service level; a preempted sequence that has
+/// tokens already, or one with more time than others, may hide some. O(late).
 pub(crate) fn late_prefix(waiting: &VecDeque<Sequence>, time: Nanos) -> usize {
     waiting.iter().take_while(|sequence| sequence.next_due() < time).count()
 }

@@ -66,6 +66,8 @@ pub struct Completed {
     pub tenant: TenantId,
     /// When it arrived.
     pub arrival: Nanos,
+    /// Its service level.
+    pub slo: Option<Slo>,
     /// Tokens of the prompt.
     pub prompt: u32,
     /// Tokens produced.
@@ -210,6 +212,7 @@ impl Sequence {
             request: self.request,
             tenant,
             arrival: self.arrival,
+            slo: self.slo,
             prompt: self.prompt,
             produced: self.produced,
             first_token: self.first_token,

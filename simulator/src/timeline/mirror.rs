@@ -335,7 +335,7 @@ impl Mirror {
         };
         Touched(match &applied.delta {
             Delta::Intent(intent) => match intent {
-                Intent::Submit(_) | Intent::SubmitJob(_) | Intent::AddTenant(_) => Some(None),
+                Intent::Submit(_) | Intent::SetSlo { .. } | Intent::SubmitJob(_) | Intent::AddTenant(_) => Some(None),
                 Intent::Dispatch { lane, .. } => Some(Some(lane.device)),
                 Intent::Cancel { job } | Intent::Retire { job } => Some(arena(job)),
                 Intent::RetireRequest { request } | Intent::ReleaseKv { request, .. } => Some(sequence(request)),

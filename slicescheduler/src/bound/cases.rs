@@ -5,7 +5,7 @@ use std::sync::Arc;
 use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::graph::OpGraph;
-use slicescheduler_gmg::id::{DeviceId, ModelId};
+use slicescheduler_gmg::id::{DeviceId, ModelId, TenantId};
 use slicescheduler_gmg::plan::Action;
 use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::units::Nanos;
@@ -111,7 +111,10 @@ impl Case {
         let mut requests = Vec::new();
         for tenant in 0..scenario.tenants.len() {
             let slo = view.tenants().get(tenant).and_then(|tenant| tenant.slo);
-            let known = |arrival, prompt, output| Known { tenant, arrival, sizes: Sizes { prompt, output }, slo };
+            let known = |arrival, prompt, output| {
+                let own = setup.levels.of(TenantId(tenant as u32), prompt);
+                Known { tenant, arrival, sizes: Sizes { prompt, output }, slo: own.or(slo) }
+            };
             match scenario.requests(tenant)? {
                 Some(Source::Arrivals(stream)) => {
                     for record in stream.take(most) {

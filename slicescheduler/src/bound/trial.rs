@@ -53,7 +53,8 @@ pub fn tokens_of(scenario: &Scenario, policy: Box<dyn Policy>, case: &Case) -> R
         driver.world_mut().reveal(request, known.sizes.output);
         let tenant = TenantId(known.tenant as u32);
         let prompt = known.sizes.prompt;
-        driver.submit(NewRequest { tenant, arrival, prompt, max_output: u32::MAX }, &mut Nobody)?;
+        let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
+        driver.submit_with_slo(request, setup.levels.of(tenant, prompt), &mut Nobody)?;
     }
     let end = WEIGHTS_COME + case.horizon;
     while driver.now() < end {
@@ -61,10 +62,7 @@ pub fn tokens_of(scenario: &Scenario, policy: Box<dyn Policy>, case: &Case) -> R
     }
     let mut completed = Vec::new();
     driver.take_completed(&mut completed);
-    let counts = completed.iter().filter(|done| {
-        let slo = driver.gmg().view().tenant(done.tenant).and_then(|tenant| tenant.slo);
-        done.last_token <= end && slo.is_none_or(|slo| !violates(done, slo))
-    });
+    let counts = completed.iter().filter(|done| done.last_token <= end && !violates(done));
     Ok(counts.map(|done| u64::from(done.prompt) + u64::from(done.produced)).sum())
 }
 

@@ -23,10 +23,14 @@ pub struct Conditions {
     /// How every tenant lends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lending: Option<Lending>,
-    /// Time to first token of every latency-sensitive tenant, in milliseconds.
+    /// Every request of a latency-sensitive tenant is due in so many times what it takes alone; see
+    /// [`Alone`](crate::alone::Alone).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relative_slo: Option<f64>,
+    /// Time to first token of every latency-sensitive tenant that has one for all requests, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<u64>,
-    /// Time per output token of every latency-sensitive tenant, in milliseconds.
+    /// Time per output token of every latency-sensitive tenant that has one for all requests, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<u64>,
     /// Every trace starts at its beginning and tenants with one generator have one seed, so that
@@ -168,6 +172,12 @@ impl Conditions {
         if ![self.ttft_ms, self.tpot_ms, self.horizon_ms, self.told_every_ms].into_iter().all(ms) {
             return Some("times are from 1 ms to one hour");
         }
+        if self.relative_slo.is_some_and(|times| !FACTORS.contains(&times)) {
+            return Some("relative_slo is a number from 0.0001 to 10000");
+        }
+        if self.relative_slo.is_some() && self.ttft_ms.or(self.tpot_ms).is_some() {
+            return Some("relative_slo is in place of ttft_ms and tpot_ms");
+        }
         if self.launched_window_us.is_some_and(|window| window > LONGEST_MS * 1000) {
             return Some("launched_window_us is at most one hour");
         }
@@ -185,6 +195,9 @@ impl Conditions {
         for (index, tenant) in scenario.tenants.iter_mut().enumerate() {
             if let Some(lending) = self.lending {
                 tenant.lending = lending.into();
+            }
+            if self.relative_slo.is_some() && tenant.class == Class::LatencySensitive {
+                (tenant.slo, tenant.relative_slo) = (None, self.relative_slo);
             }
             if let Some(slo) = tenant.slo.as_mut().filter(|_| tenant.class == Class::LatencySensitive) {
                 slo.ttft = self.ttft_ms.map_or(slo.ttft, Nanos::ms);
@@ -281,12 +294,26 @@ mod tests {
     }
 
     #[test]
+    fn levels_relative_to_each_request_are_in_place_of_those_of_tenants() {
+        let mut scenario = Scenario::embedded().unwrap();
+        conditions("relative_slo = 2").change(&mut scenario);
+        for tenant in &scenario.tenants {
+            let relative = (tenant.class == Class::LatencySensitive).then_some(2.0);
+            assert_eq!((tenant.slo, tenant.relative_slo), (None, relative), "{}", tenant.name);
+        }
+    }
+
+    #[test]
     fn impossible_conditions_are_objected_to() {
         for text in [
             "usable_percent = 0",
             "operator_noise_percent = 101",
             "forecast_percent = 0",
             "ttft_ms = 0",
+            "relative_slo = 0",
+            "relative_slo = nan",
+            "relative_slo = 2\nttft_ms = 100",
+            "relative_slo = 2\ntpot_ms = 10",
             "drift = { answers = 0 }",
             "drift = { prompts = inf }",
             "drift = { prompts = nan }",

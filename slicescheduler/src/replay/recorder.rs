@@ -8,7 +8,7 @@ use slicescheduler_gmg::id::{DeviceId, JobId, LaneId, RequestId, TenantId};
 use slicescheduler_gmg::memory::ByteKind;
 use slicescheduler_gmg::plan::{Command, Event, Observer, World};
 use slicescheduler_gmg::shape::{Binding, TOKENS};
-use slicescheduler_gmg::tenant::{Class, Slo};
+use slicescheduler_gmg::tenant::Class;
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
 use slicescheduler_scheduler::batching::Completed;
@@ -38,7 +38,6 @@ const MAX_SPANS: usize = 60_000;
 
 #[derive(Debug)]
 struct TenantCounts {
-    slo: Option<Slo>,
     /// Of one rank.
     template: Arc<OpGraph>,
     ranks: u32,
@@ -105,11 +104,11 @@ impl Recorder {
                 usable: view.memory(device.id).map_or(0, |memory| memory.layout().usable.get()),
             })
             .collect();
-        let tenants = view.tenants().iter().enumerate().filter_map(|(index, tenant)| {
+        let tenants = view.tenants().iter().enumerate().filter_map(|(index, _)| {
             let model = view.models().iter().find(|model| model.tenant().index() == index)?;
             let container = view.containers().iter().find(|container| container.tenant().index() == index);
             let ranks = container.map_or(1, |container| container.layout.ranks());
-            Some(TenantCounts { ranks, ..TenantCounts::new(tenant.slo, model.template.clone()) })
+            Some(TenantCounts { ranks, ..TenantCounts::new(model.template.clone()) })
         });
         let tenants = tenants.collect();
         let device_count = devices.len();
@@ -152,8 +151,8 @@ impl Recorder {
             return;
         }
         for done in completed {
-            let slo = self.tenants.get(done.tenant.index()).and_then(|counts| counts.slo);
-            let Some(slo) = slo.filter(|&slo| violates(done, slo) && self.in_window(done.arrival)) else { continue };
+            let late = violates(done) && self.in_window(done.arrival);
+            let Some(slo) = done.slo.filter(|_| late) else { continue };
             let late = LateRequest {
                 tenant: done.tenant.index(),
                 arrival: done.arrival,
@@ -387,9 +386,8 @@ impl Observer for Recorder {
 }
 
 impl TenantCounts {
-    fn new(slo: Option<Slo>, template: Arc<OpGraph>) -> Self {
+    fn new(template: Arc<OpGraph>) -> Self {
         Self {
-            slo,
             template,
             ranks: 1,
             arrived_in_window: 0,
@@ -407,7 +405,7 @@ impl TenantCounts {
     }
 
     fn complete(&mut self, done: &Completed, arrived_in_window: bool, completed_in_window: bool) {
-        let violated = self.slo.is_some_and(|slo| violates(done, slo));
+        let violated = violates(done);
         self.preemptions += u64::from(done.preemptions);
         if arrived_in_window {
             self.ended_of_window += 1;
@@ -463,10 +461,10 @@ fn figures(micros: &mut [u32]) -> LatencyFigures {
     LatencyFigures { p50: at(0.5), p99: at(0.99) }
 }
 
-/// True if the request's first token was late, or too many of its tokens were.
-pub(crate) fn violates(done: &Completed, slo: Slo) -> bool {
-    let first_late = done.first_token > slo.due(done.arrival, 0);
-    first_late || u64::from(done.late) * 100 > u64::from(done.produced) * LATE_PERCENT
+/// True if the request has a service level, and its first token was late, or too many of its tokens were.
+pub(crate) fn violates(done: &Completed) -> bool {
+    let many_late = u64::from(done.late) * 100 > u64::from(done.produced) * LATE_PERCENT;
+    done.slo.is_some_and(|slo| many_late || done.first_token > slo.due(done.arrival, 0))
 }
 
 #[cfg(test)]
@@ -484,15 +482,17 @@ mod tests {
     #[test]
     fn a_request_violates_by_its_first_token_or_by_a_twentieth_of_all() {
         use slicescheduler_gmg::id::RequestId;
-        let slo = Slo { ttft: Nanos::ms(400), tpot: Nanos::ms(40) };
+        use slicescheduler_gmg::tenant::Slo;
+        let promised = Some(Slo { ttft: Nanos::ms(400), tpot: Nanos::ms(40) });
         let template = slicescheduler_gmg::templates::dense(&crate::scenario::DenseSpec::tiny()).unwrap();
         let template = Arc::new(template);
-        let violations = |first_ms: u64, late: u32, produced: u32| {
-            let mut counts = TenantCounts::new(Some(slo), template.clone());
+        let violations = |slo: Option<Slo>, first_ms: u64, late: u32, produced: u32| {
+            let mut counts = TenantCounts::new(template.clone());
             let done = Completed {
                 request: RequestId(0),
                 tenant: TenantId(0),
                 arrival: Nanos::ZERO,
+                slo,
                 prompt: 10,
                 produced,
                 first_token: Nanos::ms(first_ms),
@@ -503,9 +503,12 @@ mod tests {
             counts.complete(&done, true, true);
             counts.violated
         };
-        assert_eq!(violations(400, 0, 20), 0);
-        assert_eq!(violations(401, 1, 20), 1, "the first token was late");
-        assert_eq!(violations(300, 1, 20), 0, "one in twenty may be late");
-        assert_eq!(violations(300, 2, 20), 1);
+        assert_eq!(violations(promised, 400, 0, 20), 0);
+        assert_eq!(violations(promised, 401, 1, 20), 1, "the first token was late");
+        assert_eq!(violations(promised, 300, 1, 20), 0, "one in twenty may be late");
+        assert_eq!(violations(promised, 300, 2, 20), 1);
+        let own = Some(Slo { ttft: Nanos::ms(299), tpot: Nanos::ms(40) });
+        assert_eq!((violations(own, 299, 0, 20), violations(own, 300, 0, 20)), (0, 1), "by its own level");
+        assert_eq!(violations(None, 3000, 0, 20), 0, "it has none");
     }
 }

@@ -6,7 +6,7 @@ use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::delta::NewRequest;
 use slicescheduler_gmg::id::{RequestId, TenantId};
 use slicescheduler_gmg::plan::{Clock, World, WorldError};
-use slicescheduler_gmg::tenant::Class;
+use slicescheduler_gmg::tenant::{Class, Slo};
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_scheduler::batching::Batcher;
 use slicescheduler_scheduler::policy::Policy;
@@ -14,6 +14,7 @@ use slicescheduler_simulator::interference::Rate;
 use slicescheduler_simulator::timeline::{Horizon, Timeline};
 use slicescheduler_simulator::world::{SimWorld, WorldCost, WorldOptions};
 
+use crate::alone::RelativeLevels;
 use crate::driver::{Driver, DriverError, DriverOptions};
 use crate::learned::Learned;
 use crate::replay::{ForecastOptions, Progress, Recorder, ReplayError, ReplayOptions};
@@ -99,11 +100,12 @@ struct Backlog {
 struct Feed {
     arrivals: Vec<Arrivals>,
     backlogs: Vec<Backlog>,
+    levels: RelativeLevels,
 }
 
 impl Feed {
-    fn new(scenario: &Scenario) -> Result<Self, ReplayError> {
-        let mut feed = Self { arrivals: Vec::new(), backlogs: Vec::new() };
+    fn new(scenario: &Scenario, levels: RelativeLevels) -> Result<Self, ReplayError> {
+        let mut feed = Self { arrivals: Vec::new(), backlogs: Vec::new(), levels };
         for index in 0..scenario.tenants.len() {
             let tenant = TenantId(index as u32);
             match scenario.requests(index)? {
@@ -190,7 +192,7 @@ pub fn run_policy<W: ReplayWorld>(
     };
     let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options)?;
     driver.prefetch(setup.prefetch, &mut recorder)?;
-    let mut feed = Feed::new(scenario)?;
+    let mut feed = Feed::new(scenario, setup.levels)?;
     let end = scenario.duration;
     let mut now = Nanos::ZERO;
     let mut shown = Nanos::ZERO;
@@ -198,7 +200,8 @@ pub fn run_policy<W: ReplayWorld>(
         top_up(&mut driver, &mut feed, now, &mut recorder)?;
         now = driver.step(feed.next_at().min(end), &mut recorder)?;
         while let Some((tenant, record)) = feed.pop(now)? {
-            enter(&mut driver, tenant, record.at, record.prompt, record.output, &mut recorder)?;
+            let level = feed.levels.of(tenant, record.prompt);
+            enter(&mut driver, (tenant, level), record.at, record.prompt, record.output, &mut recorder)?;
         }
         settle(&mut driver, &mut recorder);
         if now >= shown {
@@ -219,7 +222,7 @@ pub fn run_policy<W: ReplayWorld>(
 
 fn enter<W: ReplayWorld>(
     driver: &mut Driver<W>,
-    tenant: TenantId,
+    (tenant, level): (TenantId, Option<Slo>),
     arrival: Nanos,
     prompt: u32,
     output: u32,
@@ -229,7 +232,7 @@ fn enter<W: ReplayWorld>(
     driver.world_mut().prepare(id, tenant, prompt, output).map_err(DriverError::World)?;
     recorder.arrived(tenant, arrival);
     let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
-    Ok(driver.submit(request, recorder)?)
+    Ok(driver.submit_with_slo(request, level, recorder)?)
 }
 
 /// Fills every backlog's window. A request that is lost at once leaves its place empty until the next
@@ -240,10 +243,12 @@ fn top_up<W: ReplayWorld>(
     now: Nanos,
     recorder: &mut Recorder,
 ) -> Result<(), ReplayError> {
-    for Backlog { tenant, requests } in &mut feed.backlogs {
+    let Feed { backlogs, levels, .. } = feed;
+    for Backlog { tenant, requests } in backlogs {
         while driver.batching().get(tenant.index()).is_some_and(Batcher::has_room) {
             let Some((prompt, output)) = requests.next() else { break };
-            let id = enter(driver, *tenant, now, prompt, output, recorder)?;
+            let level = levels.of(*tenant, prompt);
+            let id = enter(driver, (*tenant, level), now, prompt, output, recorder)?;
             if driver.gmg().view().request(id).is_none() {
                 break;
             }

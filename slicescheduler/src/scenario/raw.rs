@@ -65,6 +65,7 @@ pub(super) struct RawTenant {
     pub(super) class: Text<Class>,
     pub(super) model: Spanned<NameOr<RawModel>>,
     pub(super) slo: Option<Spanned<RawSlo>>,
+    pub(super) relative_slo: Option<Spanned<f64>>,
     pub(super) weight: Option<Spanned<u32>>,
     pub(super) lending: Option<Text<LendingMode>>,
     pub(super) container: RawContainer,

@@ -1,5 +1,7 @@
 //! From the description of a tenant's requests to the requests.
 
+use slicescheduler_gmg::units::Nanos;
+
 use super::{Scenario, Workload};
 use crate::workload::rng::Seed;
 use crate::workload::transform::Transform;
@@ -33,7 +35,36 @@ impl Iterator for BacklogRequests {
     }
 }
 
+/// Requests of which the median is taken.
+const SAMPLE: usize = 1024;
+
 impl Scenario {
+    /// The median prompt and the median answer of the tenant at `index`, in tokens: of its first 1,024 requests with
+    /// the seed 0, before any drift, however long the scenario lasts. So it is a property of the workload, not of
+    /// what a run will bring. [`None`] without such a tenant or request.
+    ///
+    /// # Errors
+    /// Those of [`requests`](Self::requests).
+    pub fn median_lengths(&self, index: usize) -> Result<Option<(u32, u32)>, WorkloadError> {
+        let mut scenario = Self { seed: 0, duration: Nanos::MAX, ..self.clone() };
+        if let Some(tenant) = scenario.tenants.get_mut(index) {
+            tenant.workload.lengths_mut().drift = None;
+        }
+        let (mut prompts, mut answers): (Vec<u32>, Vec<u32>) = match scenario.requests(index)? {
+            None => return Ok(None),
+            Some(Source::Arrivals(stream)) => {
+                let lengths = stream.take(SAMPLE).map(|record| record.map(|record| (record.prompt, record.output)));
+                lengths.collect::<Result<_, _>>()?
+            }
+            Some(Source::Backlog { requests, .. }) => requests.take(SAMPLE).unzip(),
+        };
+        let median = |lengths: &mut [u32]| {
+            lengths.sort_unstable();
+            lengths.get(lengths.len().saturating_sub(1) / 2).copied()
+        };
+        Ok(median(&mut prompts).zip(median(&mut answers)))
+    }
+
     /// The requests of the tenant at `index`, or [`None`] if there is no such tenant. They depend on
     /// the scenario alone, so that every policy sees the same ones.
     ///

@@ -1,6 +1,7 @@
 //! From the file as written to a scenario: defaults, and everything that relates values.
 
 mod drift;
+mod slo;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,13 +12,13 @@ use std::path::{Path, PathBuf};
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::id::DeviceId;
 use slicescheduler_gmg::templates::DenseSpec;
-use slicescheduler_gmg::tenant::{Class, Layout, LendingMode, Slo};
+use slicescheduler_gmg::tenant::{Class, Layout, LendingMode};
 use slicescheduler_gmg::units::{Bandwidth, Nanos};
 use toml::Spanned;
 
 use super::files::candidates;
 use super::raw::{Factor, NameOr, RawCluster, RawContainer, RawEngine, RawLink, RawModel, RawPolicy, RawScenario};
-use super::raw::{RawLayout, RawSlo, RawTenant, RawWorkload, Text};
+use super::raw::{RawLayout, RawTenant, RawWorkload, Text};
 use super::{
     ClusterSpec, ContainerSpec, DeviceKind, EngineLimits, LinkOverride, Location, MODELS, ModelSpec, NodeSpec,
     POLICIES, PolicySpec, Scenario, ScenarioError, Tenant, Workload, named_model,
@@ -163,35 +164,18 @@ impl Validator<'_> {
             Some(weight) => self.at_least_one(&format!("{key}.weight"), weight)?,
         };
         let model = self.model(&format!("{key}.model"), &raw.model)?;
+        let (slo, relative_slo) = self.slo(key, class, raw)?;
         Ok(Tenant {
             class,
             container: self.container(&format!("{key}.container"), &raw.container, name, &model, devices)?,
             model,
-            slo: self.slo(key, class, raw)?,
+            slo,
+            relative_slo,
             weight,
             lending: raw.lending.map_or_else(LendingMode::default, |lending| lending.0),
             workload: self.workload(&format!("{key}.workload"), class, &raw.workload, duration)?,
             name: name.clone(),
         })
-    }
-
-    fn slo(&self, key: &str, class: Class, raw: &RawTenant) -> Checked<Option<Slo>> {
-        let key = format!("{key}.slo");
-        match (class, &raw.slo) {
-            (Class::LatencySensitive, Some(slo)) => {
-                let RawSlo { ttft, tpot } = slo.get_ref();
-                Ok(Some(Slo {
-                    ttft: self.positive(&format!("{key}.ttft"), ttft)?,
-                    tpot: self.positive(&format!("{key}.tpot"), tpot)?,
-                }))
-            }
-            (Class::LatencySensitive, None) => {
-                let expected = "{ ttft = \"400ms\", tpot = \"40ms\" } or the like for a latency-sensitive tenant";
-                Err(self.error(raw.name.span(), &key, "missing", expected))
-            }
-            (Class::BestEffort, None) => Ok(None),
-            (Class::BestEffort, Some(slo)) => Err(self.error(slo.span(), &key, "set", "none for a best-effort tenant")),
-        }
     }
 
     fn container<'t>(

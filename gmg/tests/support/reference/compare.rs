@@ -21,8 +21,8 @@ impl Reference {
             self.assert_job(id, job, view);
         }
         for id in (0..self.next_request).map(RequestId) {
-            let found = view.request(id).map(|request| (request.state, request.device, request.produced));
-            let expected = self.requests.get(&id).map(|request| (request.state, request.device, request.produced));
+            let found = view.request(id).map(|one| (one.state, one.device, one.produced, one.slo));
+            let expected = self.requests.get(&id).map(|one| (one.state, one.device, one.produced, one.slo));
             assert_eq!(found, expected, "{id}");
         }
         for (&id, request) in self.requests.iter().filter(|(_, request)| request.device.is_some()) {
