@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use slicescheduler::evaluate::Suite;
 
 const SUITE: &str = r#"
 seeds = [1, 2]
@@ -153,4 +154,35 @@ fn what_cannot_be_evaluated_is_refused_with_its_name() {
     fs::write(folder.join("out"), "a file").unwrap();
     fs::write(folder.join("suite.toml"), SUITE).unwrap();
     assert!(refused(&folder, &[]).contains("out"));
+}
+
+/// The suites that come with the program.
+fn suites() -> [Suite; 2] {
+    ["quick", "full"].map(|name| {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("scenarios/evaluate/{name}.toml"));
+        Suite::parse(&fs::read_to_string(&file).unwrap(), &file).unwrap()
+    })
+}
+
+#[test]
+fn every_scenario_of_the_suites_comes_with_the_program() {
+    let program = include_str!("../src/bin/evaluate.rs");
+    for suite in suites() {
+        let named = suite.experiments.iter().map(|experiment| &experiment.scenario);
+        let named = named.chain(suite.small_cases.iter().map(|case| &case.scenario));
+        for scenario in named.chain(suite.tuning.iter().flat_map(|tuning| &tuning.scenarios)) {
+            assert!(program.contains(&format!("    {scenario:?},\n")), "{scenario} is missing");
+        }
+    }
+}
+
+/// Searches of capacities and of settings come on top.
+#[test]
+fn the_points_of_the_full_suite_take_at_most_six_hundred_runs() {
+    let [_, full] = suites();
+    let runs = full.experiments.iter().map(|experiment| {
+        let seeds = experiment.seeds_of(&full.seeds).len();
+        seeds * experiment.rates.len() * experiment.variants.len() * experiment.policies().len()
+    });
+    assert!(runs.sum::<usize>() <= 600);
 }

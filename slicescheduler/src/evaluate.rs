@@ -12,7 +12,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`suite`] | what is run |
-//! | `conditions`, `handicap`, `skewed` | what an experiment changes |
+//! | `conditions`, `handicap`, `skewed`, `whole_requests` | what an experiment changes |
 //! | `run`, `store`, `outcome` | one run and its result |
 //! | `tune`, `capacity` | searches |
 //! | `optimum` | policies beside the best schedule of small cases |
@@ -36,6 +36,7 @@ pub mod suite;
 pub mod table;
 mod targets;
 mod tune;
+mod whole_requests;
 mod workers;
 
 use std::collections::BTreeMap;

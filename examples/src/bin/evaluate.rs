@@ -142,6 +142,7 @@ const SCENARIOS: &[(&str, &str)] = files![
     "servegen",
     "sixteen-models",
     "small",
+    "tensor-parallel",
     "two-13b",
 ];
 

@@ -10,6 +10,7 @@ use slicescheduler_scheduler::policy::Policy;
 
 use crate::evaluate::handicap::{Ability, Handicapped};
 use crate::evaluate::skewed::Skewed;
+use crate::evaluate::whole_requests::WholeRequests;
 use crate::replay::{ForecastOptions, ReplayOptions, Slowdown};
 use crate::scenario::{Class, LendingMode, OptionValue, Scenario, Workload};
 use crate::workload::{Drift, Shift};
@@ -60,6 +61,9 @@ pub struct Conditions {
     /// iteration, it makes iterations indivisible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub launched_window_us: Option<u64>,
+    /// Guests keep a device until the requests that they have running there have ended.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub whole_requests: bool,
     /// Forecast durations, in percent of what they would be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast_percent: Option<u32>,
@@ -249,6 +253,7 @@ impl Conditions {
 
     /// `policy` with what these conditions keep from it.
     pub(super) fn handicap(&self, policy: Box<dyn Policy>) -> Box<dyn Policy> {
+        let policy: Box<dyn Policy> = if self.whole_requests { Box::new(WholeRequests::new(policy)) } else { policy };
         if self.without.is_empty() && self.told_every_ms.is_none() {
             return policy;
         }
