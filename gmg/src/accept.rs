@@ -75,9 +75,10 @@ fn try_existing(gmg: &mut Gmg, action: &Action, accepted: &mut Accepted) -> Resu
             if let Some(&placed) = ranks.iter().find(|&&rank| gmg.state().job(rank).is_some_and(Job::is_dispatched)) {
                 return Err(GmgError::StillDispatched(placed));
             }
-            accepted.applied.push(gmg.apply(Intent::Cancel { job })?);
+            // A rank that is done has nothing to give up, so each of the others is told by itself.
             for rank in ranks.into_iter().filter(|&rank| gmg.state().job(rank).is_some()).collect::<SmallVec<[_; 4]>>()
             {
+                accepted.applied.push(gmg.apply(Intent::Cancel { job: rank })?);
                 accepted.applied.push(gmg.apply(Intent::Retire { job: rank })?);
             }
             Ok(())

@@ -5,13 +5,15 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use slicescheduler_gmg::id::{DeviceId, JobId, ModelId, ReplicaId, RequestId};
 use slicescheduler_gmg::memory::WeightState;
 use slicescheduler_gmg::plan::{Action, BatchLimits, Command, Event, Fate, Rank, Source};
 use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::units::{Bytes, Nanos};
-use slicescheduler_gmg::{Delta, Gmg, GmgError, GmgView, Intent};
+use slicescheduler_gmg::{Delta, Effect, Gmg, GmgError, GmgView, Intent};
 use support::digest::digest;
 use support::reference::{Reference, Verdict};
 use support::stream::{Step, Stream, steps};
@@ -125,6 +127,21 @@ fn a_recall_or_cancellation_that_comes_at_the_wrong_time_is_dropped() {
 
     accept(&mut gmg, Action::Cancel { job: waiting });
     assert!(gmg.view().job(waiting).is_none());
+}
+
+/// A rank that is done does not keep the others from being given up with it.
+#[test]
+fn a_gang_is_given_up_whole_whichever_of_its_ranks_is_named() {
+    for named in 0..2 {
+        let mut gmg = gmg();
+        let specs = [0, 1].map(|rank| Arc::new(iteration(CHAIN, 2).rank(rank, 2)));
+        let Effect::Gang(ranks) = gmg.apply(Intent::SubmitGang(specs.into())).unwrap().effect else { panic!() };
+        dispatch(&mut gmg, ranks[1], 0..OPS, lane(0, 0)).unwrap();
+        assert_eq!(reason(&mut gmg, Action::Cancel { job: ranks[named] }), GmgError::StillDispatched(ranks[1]));
+        gmg.apply(finished(ranks[1], 0..OPS, lane(0, 0), 1)).unwrap();
+        accept(&mut gmg, Action::Cancel { job: ranks[named] });
+        assert!(ranks.iter().all(|&rank| gmg.view().job(rank).is_none()));
+    }
 }
 
 #[test]
