@@ -4,7 +4,7 @@
 //! waiting ones; a prompt is computed in chunks within the iteration's token budget; a sequence
 //! holds KV blocks for what it has computed; when blocks run out, the youngest running sequence is
 //! preempted, loses its blocks, and is recomputed later, before everybody else who waits. A prompt
-//! whose beginning lies in the replica's [prefix cache](PrefixCache) is computed from there on. With
+//! whose beginning lies in the replica's [prefix cache](prefix_cache) is computed from there on. With
 //! [`BatchOptions::ahead`] an iteration is formed before the one before it has ended: rows count as
 //! computed once they are in flight, and tokens as pending until they come.
 //!
@@ -18,7 +18,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`options`] | how a tenant batches, with vLLM's values; padding to captured sizes |
-//! | [`prefix_cache`] | which blocks of a replica hold the beginning of which prompt |
+//! | [`prefix_cache`] | which blocks of a pool hold the beginning of which prompt |
 //! | iteration | the rule itself |
 //! | replica, tenant | sequences of a replica; the queue of a tenant |
 //! | undisturbed | stretches of decoding as one |
@@ -39,7 +39,7 @@ pub use forecast::ReplicaForecast;
 pub(crate) use iteration::late_prefix;
 pub use iteration::{Iteration, plan_iteration};
 pub use options::{BatchOptions, CaptureSizes, OptionsError};
-pub use prefix_cache::PrefixCache;
+pub use prefix_cache::{PrefixCache, Prefixes};
 pub use replica::ReplicaState;
 pub use sequence::{BlockHashes, Completed, Sequence};
 pub use tenant::Batcher;

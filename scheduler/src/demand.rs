@@ -1,8 +1,10 @@
 //! What the tenants want to run: the policy's view of batching.
 
 use slicescheduler_gmg::id::{DeviceId, ModelId, ReplicaId, TenantId};
+use slicescheduler_gmg::memory::KvPool;
 use slicescheduler_gmg::plan::{BatchLimits, Continuation};
 use slicescheduler_gmg::units::Nanos;
+use slicescheduler_gmg::{GmgView, View};
 
 use crate::batching::{Batcher, Iteration, late_prefix};
 
@@ -119,5 +121,61 @@ impl Demand for Vec<Batcher> {
 
     fn token_budget(&self, tenant: TenantId) -> u32 {
         self.get(tenant.index()).map_or(0, |batcher| batcher.options().token_budget)
+    }
+}
+
+/// Batchers, one per tenant, whose sequences find blocks in the pools of a graph as far as they
+/// [share blocks](Batcher::shares_blocks).
+#[derive(Clone, Copy)]
+pub struct OnGraph<'a> {
+    batching: &'a Vec<Batcher>,
+    view: View<'a>,
+}
+
+impl<'a> OnGraph<'a> {
+    /// `batching` on the devices that `view` shows.
+    pub fn new(batching: &'a Vec<Batcher>, view: View<'a>) -> Self {
+        Self { batching, view }
+    }
+
+    /// The batcher of a replica, and the pool of its device.
+    fn of(&self, replica: ReplicaId) -> Option<(&Batcher, Option<&KvPool>)> {
+        let batcher = self.batching.get(replica.tenant.index())?;
+        let device = batcher.replicas().get(replica.index as usize).map(|replica| replica.device);
+        Some((batcher, device.and_then(|device| self.view.memory(device)).map(|memory| memory.kv())))
+    }
+}
+
+impl Demand for OnGraph<'_> {
+    fn replica_on(&self, tenant: TenantId, device: DeviceId) -> Option<ReplicaInfo> {
+        self.batching.replica_on(tenant, device)
+    }
+
+    fn replica(&self, replica: ReplicaId) -> Option<ReplicaInfo> {
+        self.batching.replica(replica)
+    }
+
+    fn waiting(&self, tenant: TenantId) -> Option<Waiting> {
+        self.batching.waiting(tenant)
+    }
+
+    fn waiting_in_time(&self, tenant: TenantId, time: Nanos) -> Option<Waiting> {
+        self.batching.waiting_in_time(tenant, time)
+    }
+
+    fn peek(&self, replica: ReplicaId, limits: BatchLimits, iteration: &mut Iteration) {
+        match self.of(replica) {
+            Some((batcher, pool)) => batcher.peek_in(replica.index, pool, limits, iteration),
+            None => *iteration = Iteration::default(),
+        }
+    }
+
+    fn forecast(&self, replica: ReplicaId, limits: BatchLimits, depth: usize) -> Option<Box<dyn Continuation>> {
+        let (batcher, pool) = self.of(replica)?;
+        Some(Box::new(batcher.forecast_in(replica.index, pool, limits, depth)?))
+    }
+
+    fn token_budget(&self, tenant: TenantId) -> u32 {
+        self.batching.token_budget(tenant)
     }
 }

@@ -32,7 +32,7 @@ mod space;
 use std::ops::Range;
 
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId};
+use slicescheduler_gmg::id::{DeviceId, JobId, ReplicaId, TenantId};
 use slicescheduler_gmg::plan::{Action, Event, Forecast, Plan, Rank};
 use slicescheduler_gmg::tenant::{Class, LendingMode};
 use slicescheduler_gmg::units::{Bytes, Nanos};
@@ -80,6 +80,9 @@ pub struct SliceFillOptions {
     /// Share of the KV blocks of a best-effort owner's device that it leaves to latency-sensitive
     /// guests, in percent.
     pub guest_blocks_percent: u32,
+    /// Most of the KV blocks of a latency-sensitive owner's device, in percent, that its prefix cache keeps from
+    /// guests: what it has beyond that, or has not filled yet, guests may take.
+    pub owner_cache_percent: u32,
     /// Whether latency-sensitive tenants may overflow to other devices.
     pub overflow: bool,
     /// How far a tenant's oldest waiting request may be behind its due time for the tenant to be in a
@@ -112,6 +115,7 @@ impl Default for SliceFillOptions {
             prompt_wait_percent: 12,
             owner_blocks_percent: 8,
             guest_blocks_percent: 15,
+            owner_cache_percent: 25,
             overflow: true,
             burst_ttfts: 3,
             borrow_burst: Nanos::secs(10),
@@ -212,6 +216,15 @@ impl SliceFill {
             _ if !tenants_on(context.view, device).iter().any(|&tenant| is_latency(context.view, tenant)) => 0,
             _ => share(self.options.guest_blocks_percent),
         }
+    }
+
+    /// Free blocks of a device that `tenant` leaves alone, because its latency-sensitive owner finds the beginnings of
+    /// prompts there. The pool hands them out last, so what is taken otherwise is something else.
+    fn kept_blocks(&self, context: &Context<'_>, device: DeviceId, tenant: TenantId) -> u32 {
+        let owner = context.view.owner(device).filter(|&owner| owner != tenant && is_latency(context.view, owner));
+        let Some((owner, memory)) = owner.zip(context.view.memory(device)) else { return 0 };
+        let most = u64::from(memory.kv().total()) * u64::from(self.options.owner_cache_percent) / 100;
+        memory.kv().cached_by(owner).min(most as u32)
     }
 
     /// Keeps the table of recalled jobs and the accounts true.

@@ -65,6 +65,7 @@ struct Entry {
 /// | [threads](Self::spawner) | [`StdThreads`]: one per lane, one for transfers, one for the loop |
 /// | [batching](Self::batching) | iterations of 256 tokens and 32 sequences, KV blocks of 16 tokens |
 /// | [requests](Self::max_requests) at a time | 1024 |
+/// | [prefix caches](Self::prefix_caching) | none |
 /// | [forecasts of memory](Self::forecasts_memory) | none |
 pub struct Builder {
     hardware: Hardware,
@@ -198,6 +199,16 @@ impl Builder {
     #[must_use]
     pub fn batching(mut self, options: BatchOptions) -> Self {
         self.batching = options;
+        self
+    }
+
+    /// Lets prompts of a decoder that begin alike share KV blocks: what an earlier request of the same tenant has
+    /// computed on a device, running or ended, is not computed again there, as long as nobody needed the memory for
+    /// something else. Answers are the same, bit for bit. Only full blocks of the [batching](Self::batching) are
+    /// shared, and only those of prompts.
+    #[must_use]
+    pub fn prefix_caching(mut self, yes: bool) -> Self {
+        self.batching.prefix_caching = yes;
         self
     }
 

@@ -14,6 +14,7 @@ mod carry_out;
 mod ending;
 mod error;
 mod measure;
+mod prefixes;
 
 use std::sync::Arc;
 
@@ -25,9 +26,9 @@ use slicescheduler_gmg::tenant::Slo;
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{Applied, Delta, Effect, Gmg, GmgView, Intent};
 use slicescheduler_scheduler::admission::Admission;
-use slicescheduler_scheduler::batching::{Batcher, Completed, ReplicaState, Sequence};
+use slicescheduler_scheduler::batching::{Batcher, BlockHashes, Completed, ReplicaState, Sequence};
 use slicescheduler_scheduler::check_plan;
-use slicescheduler_scheduler::demand::Demand;
+use slicescheduler_scheduler::demand::{Demand, OnGraph};
 use slicescheduler_scheduler::explain::{DecisionLog, Explain, Explanation};
 use slicescheduler_scheduler::policy::{Budget, Context, Policy};
 
@@ -282,7 +283,7 @@ impl<W: World> Driver<W> {
     /// If the tenant is unknown, or the world is broken. A request that can never fit is entered
     /// and [lost](Self::take_lost) at once.
     pub fn submit(&mut self, request: NewRequest, observer: &mut dyn Observer) -> Result<RequestId, DriverError> {
-        self.submit_with_slo(request, None, observer)
+        self.submit_with(request, None, BlockHashes::default(), observer)
     }
 
     /// As [`submit`](Self::submit), with a service level of the request's own in place of its tenant's, where there
@@ -296,6 +297,35 @@ impl<W: World> Driver<W> {
         own: Option<Slo>,
         observer: &mut dyn Observer,
     ) -> Result<RequestId, DriverError> {
+        self.submit_with(request, own, BlockHashes::default(), observer)
+    }
+
+    /// As [`submit`](Self::submit), for a prompt of which it is known what its blocks contain: where
+    /// its tenant [shares blocks](slicescheduler_scheduler::batching::BatchOptions::prefix_caching), what is there
+    /// already is not computed again. One hash per full block of as many tokens as the tenant's blocks have.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn submit_hashed(
+        &mut self,
+        request: NewRequest,
+        hashes: BlockHashes,
+        observer: &mut dyn Observer,
+    ) -> Result<RequestId, DriverError> {
+        self.submit_with(request, None, hashes, observer)
+    }
+
+    /// As [`submit_with_slo`](Self::submit_with_slo) and [`submit_hashed`](Self::submit_hashed) in one.
+    ///
+    /// # Errors
+    /// Theirs.
+    pub fn submit_with(
+        &mut self,
+        request: NewRequest,
+        own: Option<Slo>,
+        hashes: BlockHashes,
+        observer: &mut dyn Observer,
+    ) -> Result<RequestId, DriverError> {
         self.now = self.now.max(request.arrival);
         let id = self.gmg.next_request_id();
         let applied = self.gmg.apply(Intent::Submit(request))?;
@@ -307,7 +337,7 @@ impl<W: World> Driver<W> {
             return Err(refused);
         }
         let slo = self.gmg.view().request(id).and_then(|request| request.slo);
-        let sequence = Sequence::new(id, request.arrival, slo, request.prompt, request.max_output);
+        let sequence = Sequence::new(id, request.arrival, slo, request.prompt, request.max_output).with_hashes(hashes);
         let waiting = self.batching.waiting(request.tenant);
         let refused = self.admission.check(self.now, slo, waiting).err().map(RequestError::NotAdmitted);
         if let Some(reason) = self.never_fits(request.tenant, request.prompt).or(refused) {
@@ -351,6 +381,7 @@ impl<W: World> Driver<W> {
 
     fn pass(&mut self, event: Event, observer: &mut dyn Observer) -> Result<(), DriverError> {
         self.now = self.now.max(event.at());
+        self.publish_prefixes(&event)?;
         let Delta::Observed(event) = self.observe(event)?.delta else { return Ok(()) };
         observer.on_event(&event, self.gmg.view());
         if let Some(log) = &mut self.log {
@@ -536,10 +567,11 @@ impl<W: World> Driver<W> {
     fn decide(&mut self, event: &Event, observer: &mut dyn Observer) -> Result<(), DriverError> {
         let asked = self.what_if.questions();
         let begun = self.stopwatch.as_ref().map(|stopwatch| stopwatch.now());
+        let demand = OnGraph::new(&self.batching, self.gmg.view());
         let mut context = Context {
             now: self.now,
             view: self.gmg.view(),
-            demand: &self.batching,
+            demand: &demand,
             what_if: &mut self.what_if,
             budget: self.budget,
             shares_slots: self.shares_slots,
@@ -556,7 +588,7 @@ impl<W: World> Driver<W> {
             self.decisions.count();
         }
         if cfg!(debug_assertions) {
-            check_plan(self.gmg.view(), &self.batching, &plan)?;
+            check_plan(self.gmg.view(), &demand, &plan)?;
         }
         let wake = plan.wake_at.map(|wake| wake.max(self.now));
         self.wake_at = wake.into_iter().chain(self.wake_at).min();

@@ -231,6 +231,7 @@ fn slice_fill_option(options: &mut SliceFillOptions, name: &str, value: &OptionV
         "min_slice_us" => options.min_slice = Nanos::us(whole(1_000_000)?),
         "guest_tokens" => options.guest_tokens = whole(i64::from(u32::MAX))?.max(1) as u32,
         "guest_blocks_percent" => options.guest_blocks_percent = whole(100)? as u32,
+        "owner_cache_percent" => options.owner_cache_percent = whole(100)? as u32,
         "burst_ttfts" => options.burst_ttfts = whole(1_000_000)?,
         "borrow_burst_ms" => options.borrow_burst = Nanos::ms(whole(1_000_000_000)?),
         "guest_stay_ms" => options.guest_stay = Nanos::ms(whole(1_000_000_000)?),

@@ -20,7 +20,7 @@ mod whole;
 pub use late::LateRequest;
 pub use record::{DeviceLabel, MemorySample, RunRecord, SecondUse, SliceBucket, Span, SpanKind, TenantLabel};
 pub use summary::{
-    CoverageFigures, DecisionFigures, LatencyFigures, PolicySummary, PredictionFigures, Summary, TenantSummary,
-    USEFUL_SCALING,
+    CoverageFigures, DecisionFigures, LatencyFigures, PolicySummary, PredictionFigures, PrefixFigures, Summary,
+    TenantSummary, USEFUL_SCALING,
 };
 pub use whole::write_whole;

@@ -134,6 +134,9 @@ pub struct Tenant {
     pub weight: u32,
     /// How much harm a guest on its devices may do.
     pub lending: LendingMode,
+    /// True if prompts that begin alike, as far as its workload says so, share KV blocks; never with a model that is
+    /// spread over devices.
+    pub prefix_caching: bool,
     /// The devices reserved for it.
     pub container: ContainerSpec,
     /// The requests that it brings.

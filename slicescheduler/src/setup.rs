@@ -175,6 +175,7 @@ fn member(scenario: &Scenario, tenant: &crate::scenario::Tenant) -> Result<Membe
             max_sequences: engine.max_sequences,
             block_tokens: engine.block_tokens,
             window,
+            prefix_caching: tenant.prefix_caching,
             ..BatchOptions::default()
         },
     })

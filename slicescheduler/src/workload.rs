@@ -30,6 +30,7 @@ mod error;
 pub mod generator;
 mod lines;
 pub mod mooncake;
+mod prefix;
 pub mod preset;
 pub mod rate;
 pub mod rng;
@@ -44,6 +45,7 @@ pub use clients::{Client, ClientOptions};
 pub use error::WorkloadError;
 pub use generator::{Backlog, Generator};
 pub use mooncake::MooncakeReader;
+pub use prefix::PrefixBlocks;
 pub use preset::Preset;
 pub use servegen::ClientFile;
 pub use trace::{Shift, TraceFile, TraceFormat};
@@ -65,16 +67,6 @@ pub struct ArrivalRecord {
     pub output: u32,
     /// What of the prompt other requests share, where the trace says so.
     pub prefix: Option<PrefixBlocks>,
-}
-
-/// The prompt as a chain of blocks: two requests whose first `n` blocks are equal share their
-/// first `n * block_tokens` tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PrefixBlocks {
-    /// Tokens in a block; the last block of a prompt may be shorter.
-    pub block_tokens: u32,
-    /// One id per block, in prompt order.
-    pub blocks: Box<[u64]>,
 }
 
 /// Records in arrival order; the first error ends the stream.

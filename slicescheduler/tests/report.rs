@@ -28,6 +28,7 @@ fn tenant(name: &str, class: &str, tokens: f64) -> TenantSummary {
         arrived: 12_345,
         completed: 12_300,
         preemptions: 3,
+        prefix_cache: None,
     }
 }
 

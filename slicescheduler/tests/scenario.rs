@@ -128,6 +128,12 @@ fn a_model_is_spread_over_devices_where_it_divides_and_they_are_alike() {
         ("ranks = 2", "ranks = 0", "tenants[0].container.ranks", "a divisor of the 4 devices of the container"),
         ("\"tensor-parallel\"", "\"replicas\"", "tenants[0].container.ranks", "set only beside layout"),
         ("\"tensor-parallel\"", "\"tensor\"", "", "replicas or tensor-parallel"),
+        (
+            "\"yi-34b\"",
+            "\"yi-34b\"\nprefix_caching = true",
+            "tenants[0].prefix_caching is true",
+            "false for a model that is spread over devices",
+        ),
         ("[3, 0, 2, 1]", "[2, 3, 4, 5]", "", ""),
         (
             "[3, 0, 2, 1], layout = \"tensor-parallel\", ranks = 2",
@@ -153,6 +159,12 @@ fn a_model_is_spread_over_devices_where_it_divides_and_they_are_alike() {
     let text = SPREAD.replacen("h100-sxm", "cpu", 1);
     let refused = parse(&text).unwrap_err().to_string();
     assert!(refused.contains("accelerators"), "{refused}");
+}
+
+#[test]
+fn a_tenant_has_a_prefix_cache_if_it_asks_for_one() {
+    let of = |line: &str| parse(&SMALL.replacen("weight = 3", line, 1)).unwrap().tenants[0].prefix_caching;
+    assert_eq!((of("weight = 3"), of("prefix_caching = false"), of("prefix_caching = true")), (false, false, true));
 }
 
 #[test]
@@ -356,7 +368,7 @@ fn values_of_a_wrong_form_are_refused_with_place_and_line() {
         (
             "weight = 3",
             "wieght = 3",
-            "small.toml:23:1: unknown field `wieght`, expected one of `name`, `class`, `model`, `slo`, `relative_slo`, `weight`, `lending`, `container`, `workload` (in: wieght = 3)",
+            "small.toml:23:1: unknown field `wieght`, expected one of `name`, `class`, `model`, `slo`, `relative_slo`, `weight`, `lending`, `prefix_caching`, `container`, `workload` (in: wieght = 3)",
         ),
     ] {
         assert_eq!(refusal(old, new), message, "{new}");

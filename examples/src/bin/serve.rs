@@ -76,6 +76,7 @@ fn scheduler(
         .clock(Arc::new(SystemClock::start()))
         .device_memory(Bytes::mib(arguments.memory_mib))
         .forecasts_memory(true)
+        .prefix_caching(arguments.prefix_caching)
         .devices(arguments.devices.unwrap_or(served.len() as u32))
         .observer(watch.observer());
     builder = policy.apply(builder);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::intent::usable_device;
+use super::intent::{memory, usable_device};
 use crate::delta::Effect;
 use crate::error::GmgError;
 use crate::id::{ContainerId, DeviceId, ModelId, TenantId};
@@ -163,6 +163,11 @@ fn enter_container<S: Store>(store: &mut S, tenant: TenantId, container: &Contai
     statics.containers.push(Arc::new(Container { tenant, ..container.clone() }));
     for &device in &container.devices {
         statics.container_of[device.index()] = Some(id);
+    }
+    for &device in &container.devices {
+        if let Ok(memory) = memory(store, device) {
+            memory.keep_kv_for(tenant);
+        }
     }
     id
 }

@@ -1,4 +1,6 @@
 //! Sequences that begin alike hold the same blocks.
+//!
+//! What sequences of a device's owner left is taken last there, whoever takes it.
 
 use smallvec::SmallVec;
 
@@ -62,7 +64,10 @@ pub(super) fn publish<S: Store>(
     if end > count {
         return Err(GmgError::NoSuchBlocks { request, device, blocks: first..end, count });
     }
-    memory(store, device)?.publish_kv(request, first, hashes);
+    let owner = store.owner(device);
+    let memory = memory(store, device)?;
+    memory.publish_kv(request, first, hashes);
+    owner.into_iter().for_each(|owner| memory.keep_kv_for(owner));
     Ok(Effect::None)
 }
 
@@ -79,7 +84,10 @@ pub(super) fn fork<S: Store>(store: &mut S, of: RequestId, request: RequestId) -
         usable_device(store, device)?;
     }
     for &device in &parts {
-        memory(store, device)?.fork_kv(of, request);
+        let owner = store.owner(device);
+        let memory = memory(store, device)?;
+        memory.fork_kv(of, request);
+        owner.into_iter().for_each(|owner| memory.keep_kv_for(owner));
     }
     begin(store, request, home);
     Ok(Effect::None)

@@ -307,6 +307,11 @@ impl DeviceMemory {
         Arc::make_mut(&mut self.kv).publish(request, first, hashes)
     }
 
+    /// See [`KvPool::keep_for`].
+    pub(crate) fn keep_kv_for(&mut self, tenant: TenantId) {
+        Arc::make_mut(&mut self.kv).keep_for(tenant);
+    }
+
     /// See [`KvPool::fork`].
     pub(crate) fn fork_kv(&mut self, of: RequestId, request: RequestId) -> bool {
         Arc::make_mut(&mut self.kv).fork(of, request)

@@ -2,7 +2,7 @@
 //!
 //! A pool in which nothing was ever shared hands out the block that was freed last. From the first block on
 //! that is published or shared (`shared.rs`), free blocks keep what they hold, and the one that has
-//! been free longest is taken. Until then the pool keeps nothing about single blocks, and after that only about
+//! been free longest is taken; a pool may [keep](KvPool::keep_for) what one tenant left for last. Until then the pool keeps nothing about single blocks, and after that only about
 //! those that were ever handed out.
 
 mod draft;
@@ -89,23 +89,23 @@ impl KvPool {
 
     /// Changes the number of blocks. What free blocks beyond it hold is found no more; what blocks of sequences
     /// beyond it hold moves to free blocks before it: the result says from where to where. [`None`], and nothing
-    /// changes, if those are too few, or if any of what would move is shared. Blocks with low numbers are handed
-    /// out first afterwards. O(b log b) in the blocks that were handed out before.
+    /// changes, if those are too few. In a pool that shares nothing, blocks with low numbers are handed out first
+    /// afterwards. O(b log b) in the blocks that were handed out before.
     pub(crate) fn resize(&mut self, total: u32) -> Option<Vec<(u32, u32)>> {
         if self.used_blocks() > total {
             return None;
         }
-        if let Some(shared) = &mut self.shared {
-            if (total..self.untouched).any(|block| shared.holders(block) > 0) {
-                return None;
+        let mut moves = self.shared.as_mut().map_or_else(Vec::new, |shared| shared.cut(total));
+        if !moves.is_empty() {
+            let places: IdMap<u32, u32> = moves.iter().copied().collect();
+            for block in self.sequences.values_mut().flat_map(|sequence| &mut sequence.table) {
+                *block = places.get(block).copied().unwrap_or(*block);
             }
-            (total..self.untouched).for_each(|_| shared.drop_last_block());
         }
         self.free.retain(|&block| block < total);
         self.free.sort_unstable_by_key(|&block| std::cmp::Reverse(block));
         self.untouched = self.untouched.min(total);
         self.total = total;
-        let mut moves = Vec::new();
         if self.shared.is_none() {
             for request in self.sequences() {
                 let Some(sequence) = self.sequences.get_mut(&request) else { continue };
@@ -132,6 +132,32 @@ impl KvPool {
     /// The tenants with such blocks, ascending.
     pub fn cachers(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.shared.iter().flat_map(|shared| shared.cachers())
+    }
+
+    /// Cached blocks of `tenant` are taken last from now on, after all other free blocks, whoever takes them; among
+    /// themselves, those that have been free longest first. A pool keeps for one tenant, or for nobody. No effect on
+    /// a pool in which nothing was ever shared. O(1), or O(free blocks) for another tenant than before.
+    ///
+    /// ```
+    /// use slicescheduler_gmg::id::{RequestId, TenantId};
+    /// use slicescheduler_gmg::memory::KvPool;
+    ///
+    /// let (mut pool, owner, guest) = (KvPool::caching(4), TenantId(0), TenantId(1));
+    /// pool.grow(RequestId(0), owner, 2);
+    /// pool.publish(RequestId(0), 0, &[0xa, 0xb]);
+    /// pool.keep_for(owner);
+    /// pool.release(RequestId(0));
+    /// for request in 1..10 {
+    ///     // Two of four blocks are as good as the guest's: it comes and goes, and takes no other.
+    ///     pool.grow(RequestId(request), guest, 2);
+    ///     pool.release(RequestId(request));
+    /// }
+    /// assert_eq!((pool.cached_by(owner), pool.displaced(owner)), (2, 0));
+    /// ```
+    pub fn keep_for(&mut self, tenant: TenantId) {
+        if let Some(shared) = &mut self.shared {
+            shared.keep_for(tenant);
+        }
     }
 
     /// How many cached blocks of `tenant` sequences of other tenants have taken.

@@ -209,7 +209,9 @@ impl State {
                 None => {}
             }
             let memory = DeviceMemory::restored(saved, arenas.into_iter(), known);
-            self.memory[device.index()] = memory.map_err(|what| from.refuse(what))?;
+            let mut memory = memory.map_err(|what| from.refuse(what))?;
+            self.owner(device).into_iter().for_each(|owner| memory.keep_kv_for(owner));
+            self.memory[device.index()] = memory;
         }
         let homes = self.request_ids().into_iter().filter_map(|id| Some((id, self.request(id)?.device?)));
         let mut parts = HashSet::new();

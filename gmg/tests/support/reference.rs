@@ -126,7 +126,7 @@ struct Device {
     kv: Pool,
     external: u64,
     lost: bool,
-    owned: bool,
+    owner: Option<TenantId>,
 }
 
 #[derive(Debug)]
@@ -231,10 +231,10 @@ impl Reference {
                 loaded: BTreeMap::new(),
                 parts: BTreeMap::new(),
                 staging: BTreeMap::new(),
-                kv: Pool::new(memory.layout().kv_blocks()),
+                kv: Pool::new(memory.layout().kv_blocks(), view.owner(id)),
                 external: 0,
                 lost: false,
-                owned: view.container_of(id).is_some(),
+                owner: view.owner(id),
             });
         }
         Self {
@@ -301,7 +301,7 @@ impl Reference {
                 target.parts.clear();
                 target.loaded.clear();
                 target.staging.clear();
-                target.kv = Pool::new(layout.kv_blocks());
+                target.kv = Pool::new(layout.kv_blocks(), target.owner);
             }
             Intent::AddTenant(tenant) => {
                 if self.tenants.iter().any(|name| **name == *tenant.name) {

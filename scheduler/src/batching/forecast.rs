@@ -9,7 +9,7 @@ use slicescheduler_gmg::job::JobSpec;
 use slicescheduler_gmg::plan::{BatchLimits, Continuation};
 use slicescheduler_gmg::units::Nanos;
 
-use crate::batching::{BatchOptions, Iteration, ReplicaState, Sequence, plan_iteration};
+use crate::batching::{BatchOptions, Iteration, PrefixCache, ReplicaState, Sequence, plan_iteration};
 
 /// The future of one replica by the same rule that serves for real. How long answers will be is
 /// not known, so a sequence goes on until its `max_output`.
@@ -44,8 +44,8 @@ impl ReplicaForecast {
     }
 
     fn form(&mut self) -> Option<JobSpec> {
-        let cache = self.state.cache.as_ref();
-        plan_iteration(&self.state.running, &self.waiting, cache, &self.options, self.limits, &mut self.scratch);
+        let prefixes = self.state.cache.as_ref().map(PrefixCache::prefixes);
+        plan_iteration(&self.state.running, &self.waiting, prefixes, &self.options, self.limits, &mut self.scratch);
         let limits = &mut self.limits;
         let block_tokens = self.options.block_tokens;
         let formed = self.state.commit(self.id, &self.scratch, &mut self.waiting, block_tokens, |lost| {

@@ -8,7 +8,7 @@ use slicescheduler_gmg::shape::{Binding, CONTEXT, PAIRS, SEQUENCES, TOKENS};
 use slicescheduler_gmg::units::Nanos;
 
 use crate::batching::prefix_cache::{Draft, Found};
-use crate::batching::{BatchOptions, PrefixCache, Sequence};
+use crate::batching::{BatchOptions, Prefixes, Sequence};
 
 /// A planned iteration. Reused from one plan to the next, so planning does not allocate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -105,21 +105,21 @@ pub(super) fn binding(tokens: u32, emits: u32, context: u64, pairs: u64) -> Bind
         .bind(PAIRS, pairs)
 }
 
-/// Plans the next iteration of a replica into `iteration`, without changing anything. `cache` is the
-/// replica's prefix cache if it has one; its free blocks bound the plan as well as the limits do.
-/// O(running + admitted + blocks found).
+/// Plans the next iteration of a replica into `iteration`, without changing anything. `prefixes` are what
+/// its sequences find, if they share blocks; the free blocks of a [pool of its own](super::PrefixCache) bound the
+/// plan as well as the limits do. O(running + admitted + blocks found).
 pub fn plan_iteration(
     running: &[Sequence],
     waiting: &VecDeque<Sequence>,
-    cache: Option<&PrefixCache>,
+    prefixes: Option<Prefixes<'_>>,
     options: &BatchOptions,
     limits: BatchLimits,
     iteration: &mut Iteration,
 ) {
     iteration.reset();
     let mut tokens_left = limits.tokens;
-    let mut blocks_left = cache.map_or(limits.new_blocks, |cache| limits.new_blocks.min(cache.free()));
-    let mut draft = cache.map(Draft::of);
+    let mut blocks_left = prefixes.map_or(limits.new_blocks, |prefixes| prefixes.bounded(limits.new_blocks));
+    let mut draft = prefixes.map(Draft::of);
     let mut end = running.len();
     let mut index = 0;
     while index < end && tokens_left > 0 {
@@ -131,7 +131,7 @@ pub fn plan_iteration(
             end -= 1;
             let lost = &running[end];
             let gone = running[end + 1..].iter();
-            let freed = cache.map_or(lost.blocks, |cache| cache.released_by(lost.request, gone));
+            let freed = prefixes.map_or(lost.blocks, |prefixes| prefixes.released_by(lost.request, gone));
             blocks_left = blocks_left.saturating_add(freed);
             iteration.preempted += 1;
         }

@@ -26,6 +26,9 @@ pub struct BatchOptions {
     /// Iterations of a replica that are formed before the one in flight has ended. Zero forms the
     /// next one from what came out of the last; one is vLLM's asynchronous scheduling.
     pub ahead: u32,
+    /// Sequences that begin alike hold the same KV blocks, as far as the pool that a plan is made for has them:
+    /// [`Prefixes`](crate::batching::Prefixes). No effect with [`whole_prompts`](Self::whole_prompts).
+    pub prefix_caching: bool,
 }
 
 impl Default for BatchOptions {
@@ -40,6 +43,7 @@ impl Default for BatchOptions {
             reserve_prompt: true,
             whole_prompts: false,
             ahead: 0,
+            prefix_caching: false,
         }
     }
 }

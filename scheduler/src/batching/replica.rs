@@ -43,7 +43,7 @@ impl ReplicaState {
         &self.running
     }
 
-    /// The prefix cache, if it has one.
+    /// The prefix cache, if it has one of its own.
     pub fn cache(&self) -> Option<&PrefixCache> {
         self.cache.as_ref()
     }
@@ -53,7 +53,8 @@ impl ReplicaState {
         self.in_flight > 0
     }
 
-    /// Blocks that its sequences hold; shared ones count once.
+    /// Blocks that its sequences hold. Those that several share count once in a prefix cache of its own, and for each
+    /// of them in a pool that somebody else keeps.
     pub fn blocks(&self) -> u32 {
         match &self.cache {
             Some(cache) => cache.total() - cache.free(),
@@ -70,6 +71,10 @@ impl ReplicaState {
         block_tokens: u32,
         mut preempted: impl FnMut(Preempted),
     ) -> Option<JobSpec> {
+        if let Some(cache) = &mut self.cache {
+            let admitted = waiting.iter().skip(plan.passed_over as usize).zip(plan.found.iter().copied());
+            cache.share_first(admitted);
+        }
         let mut to_preempt = plan.preempted;
         let mut grown = plan.growth.iter().peekable();
         let mut rows = plan.rows.iter().peekable();
@@ -89,7 +94,7 @@ impl ReplicaState {
                 sequence.depart(row.tokens, row.emits);
                 if let Some(cache) = &mut self.cache {
                     cache.grow(request, growth);
-                    cache.publish(sequence, sequence.position().min(sequence.tokens()), block_tokens);
+                    cache.scheduled(sequence, block_tokens);
                 }
             }
             index += 1;
@@ -105,13 +110,13 @@ impl ReplicaState {
         for (mut sequence, (&found, row)) in admitted.zip(plan.found.iter().zip(rows)) {
             let request = sequence.request;
             let growth = grown.next_if(|growth| growth.request == request).map_or(0, |growth| growth.blocks);
-            sequence.computed = row.position;
+            sequence.begin(row.position);
             sequence.blocks = found + growth;
             sequence.depart(row.tokens, row.emits);
             if let Some(cache) = &mut self.cache {
                 cache.share(&sequence, found);
                 cache.grow(request, growth);
-                cache.publish(&sequence, sequence.position().min(sequence.tokens()), block_tokens);
+                cache.scheduled(&sequence, block_tokens);
             }
             self.running.push(sequence);
         }
@@ -156,7 +161,7 @@ impl ReplicaState {
             let sequence = &mut self.running[index];
             sequence.arrive(row.tokens, row.emits, at);
             if let Some(cache) = &mut self.cache {
-                cache.publish(sequence, sequence.position().min(sequence.tokens()), block_tokens);
+                cache.computed(sequence, block_tokens);
             }
         }
         waiting_tokens

@@ -1,5 +1,7 @@
 //! One request as batching sees it.
 
+use std::hash::BuildHasher;
+use std::ops::Range;
 use std::sync::Arc;
 
 use slicescheduler_gmg::id::{RequestId, TenantId};
@@ -15,6 +17,45 @@ impl BlockHashes {
     /// One hash per full block, each that of the block's tokens and of the hash before it.
     pub fn new(hashes: impl Into<Arc<[u64]>>) -> Self {
         Self(Some(hashes.into()))
+    }
+
+    /// Those of a prompt in blocks of `block_tokens` tokens, hashed by `keys`: by a hash whose key is secret
+    /// ([`RandomState`](std::hash::RandomState)) where prompts come from strangers, since two blocks of one hash are
+    /// taken for one. By accident that happens once among 2^32 blocks. O(tokens).
+    ///
+    /// ```
+    /// use slicescheduler_scheduler::batching::BlockHashes;
+    ///
+    /// let keys = std::hash::RandomState::new();
+    /// let of = |tokens: &[u32]| BlockHashes::of_tokens(&keys, tokens, 2);
+    /// let (one, other) = (of(&[5, 6, 7, 8, 9]), of(&[5, 6, 7, 0]));
+    /// assert_eq!((one.len(), other.len(), one.common(&other)), (2, 2, 1));
+    /// // The same two tokens behind others are another block.
+    /// assert_eq!(of(&[7, 8]).common(&of(&[5, 6, 7, 8])), 0);
+    /// ```
+    pub fn of_tokens(keys: &impl BuildHasher, tokens: &[u32], block_tokens: u32) -> Self {
+        let mut before = 0;
+        let hashes = tokens.chunks_exact(block_tokens.max(1) as usize).map(|block| {
+            before = keys.hash_one((before, block));
+            before
+        });
+        Self::new(hashes.collect::<Vec<u64>>())
+    }
+
+    /// How many blocks are known.
+    pub fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, |hashes| hashes.len())
+    }
+
+    /// True if nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many blocks both begin with.
+    pub fn common(&self, other: &Self) -> usize {
+        let both = self.0.iter().flat_map(|hashes| &**hashes).zip(other.0.iter().flat_map(|hashes| &**hashes));
+        both.take_while(|(one, other)| one == other).count()
     }
 
     fn get(&self, index: u32) -> Option<u64> {
@@ -45,6 +86,8 @@ pub struct Sequence {
     pub pending: u32,
     /// KV blocks that it holds.
     pub blocks: u32,
+    /// Tokens of its prompt that were there when it was first admitted, in a prefix cache.
+    pub cached: u32,
     /// What the blocks of its prompt contain.
     pub hashes: BlockHashes,
     /// When its first token came; [`Nanos::MAX`] before.
@@ -70,6 +113,8 @@ pub struct Completed {
     pub slo: Option<Slo>,
     /// Tokens of the prompt.
     pub prompt: u32,
+    /// Tokens of it that were not computed, because a prefix cache had them.
+    pub cached: u32,
     /// Tokens produced.
     pub produced: u32,
     /// When the first token came.
@@ -96,6 +141,7 @@ impl Sequence {
             ahead: 0,
             pending: 0,
             blocks: 0,
+            cached: 0,
             hashes: BlockHashes::default(),
             first_token: Nanos::MAX,
             last_token: Nanos::ZERO,
@@ -108,6 +154,11 @@ impl Sequence {
     #[must_use]
     pub fn with_hashes(self, hashes: BlockHashes) -> Self {
         Self { hashes, ..self }
+    }
+
+    /// The chained hashes of some of its blocks, of which it has or will have tokens.
+    pub fn block_hashes(&self, blocks: Range<u32>) -> Vec<u64> {
+        blocks.map(|index| self.block_hash(index)).collect()
     }
 
     /// The chained hash of its block `index`; unique to this request beyond the known ones.
@@ -178,6 +229,14 @@ impl Sequence {
         self.produced += 1;
     }
 
+    /// It begins with `tokens` tokens that are there already.
+    pub(crate) fn begin(&mut self, tokens: u32) {
+        self.computed = tokens;
+        if self.preemptions == 0 {
+            self.cached = tokens;
+        }
+    }
+
     /// An iteration that computes `tokens` of it is on its way.
     pub(crate) fn depart(&mut self, tokens: u32, emits: bool) {
         self.ahead += tokens;
@@ -214,6 +273,7 @@ impl Sequence {
             arrival: self.arrival,
             slo: self.slo,
             prompt: self.prompt,
+            cached: self.cached.min(self.prompt),
             produced: self.produced,
             first_token: self.first_token,
             last_token: self.last_token,

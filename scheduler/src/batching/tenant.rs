@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 
 use slicescheduler_gmg::id::{DeviceId, JobKey, ModelId, ReplicaId, RequestId, TenantId};
 use slicescheduler_gmg::job::JobSpec;
+use slicescheduler_gmg::memory::KvPool;
 use slicescheduler_gmg::plan::{BatchLimits, Ended};
 use slicescheduler_gmg::units::Nanos;
 
 use crate::batching::{
-    BatchOptions, Completed, Iteration, PrefixCache, ReplicaForecast, ReplicaState, Sequence, plan_iteration,
+    BatchOptions, Completed, Iteration, PrefixCache, Prefixes, ReplicaForecast, ReplicaState, Sequence, plan_iteration,
 };
 
 /// Continuous batching for one tenant: one queue of waiting requests in the order of arrival, from
@@ -22,6 +23,7 @@ pub struct Batcher {
     replicas: Vec<ReplicaState>,
     /// By device: the first replica there.
     by_device: Vec<Option<u32>>,
+    cached_tokens: u64,
     scratch: Iteration,
 }
 
@@ -35,6 +37,7 @@ impl Batcher {
             waiting_tokens: 0,
             replicas: Vec::new(),
             by_device: Vec::new(),
+            cached_tokens: 0,
             scratch: Iteration::default(),
         }
     }
@@ -98,6 +101,11 @@ impl Batcher {
         self.waiting_tokens
     }
 
+    /// Tokens of prompts that were not computed, because a prefix cache had them when their request was first admitted.
+    pub fn cached_tokens(&self) -> u64 {
+        self.cached_tokens
+    }
+
     /// True if a request more may be entered under [`BatchOptions::window`].
     pub fn has_room(&self) -> bool {
         (self.waiting.len() as u64) < u64::from(self.options.window)
@@ -120,14 +128,32 @@ impl Batcher {
     /// What the next iteration of a replica would be, into `iteration`; empty if the replica does
     /// not exist or has one more in flight than [`BatchOptions::ahead`]. Changes nothing.
     pub fn peek(&self, replica: u32, limits: BatchLimits, iteration: &mut Iteration) {
+        self.peek_in(replica, None, limits, iteration);
+    }
+
+    /// As [`peek`](Self::peek), for a replica whose blocks are those of `pool`, which somebody else keeps.
+    /// With [`BatchOptions::prefix_caching`] sequences find blocks there.
+    pub fn peek_in(&self, replica: u32, pool: Option<&KvPool>, limits: BatchLimits, iteration: &mut Iteration) {
         static NOBODY: VecDeque<Sequence> = VecDeque::new();
         match self.replicas.get(replica as usize).filter(|replica| replica.in_flight <= self.options.ahead) {
             Some(replica) => {
-                let (running, cache, limits) = (&replica.running, replica.cache.as_ref(), self.capped(limits));
-                plan_iteration(running, &self.waiting, cache, &self.options, limits, iteration);
+                let (running, limits) = (&replica.running, self.capped(limits));
+                let prefixes = self.prefixes(replica, pool);
+                plan_iteration(running, &self.waiting, prefixes, &self.options, limits, iteration);
             }
             None => plan_iteration(&[], &NOBODY, None, &self.options, limits, iteration),
         }
+    }
+
+    /// True if its sequences share blocks of pools that somebody else keeps.
+    pub fn shares_blocks(&self) -> bool {
+        self.options.prefix_caching && !self.options.whole_prompts
+    }
+
+    /// What sequences of a replica find.
+    fn prefixes<'p>(&self, replica: &'p ReplicaState, pool: Option<&'p KvPool>) -> Option<Prefixes<'p>> {
+        let own = replica.cache.as_ref().map(PrefixCache::prefixes);
+        own.or_else(|| pool.filter(|_| self.shares_blocks()).map(|pool| Prefixes::of(pool, self.tenant)))
     }
 
     pub(super) fn capped(&self, limits: BatchLimits) -> BatchLimits {
@@ -147,8 +173,22 @@ impl Batcher {
         limits: BatchLimits,
         preempted: &mut Vec<(RequestId, DeviceId)>,
     ) -> Option<JobSpec> {
+        self.form_in(replica, None, limits, preempted)
+    }
+
+    /// As [`form`](Self::form), for a replica whose blocks are those of `pool`, which somebody else keeps. The
+    /// caller frees what preempted requests held, then lets each of the [admitted](Self::admitted) share what
+    /// it found, before the job is accepted; and publishes the full blocks of a job's rows when it is done, before
+    /// it [completes](Self::complete).
+    pub fn form_in(
+        &mut self,
+        replica: u32,
+        pool: Option<&KvPool>,
+        limits: BatchLimits,
+        preempted: &mut Vec<(RequestId, DeviceId)>,
+    ) -> Option<JobSpec> {
         let mut iteration = std::mem::take(&mut self.scratch);
-        self.peek(replica, limits, &mut iteration);
+        self.peek_in(replica, pool, limits, &mut iteration);
         let formed = self.commit(replica, &iteration, preempted);
         self.scratch = iteration;
         formed
@@ -165,6 +205,9 @@ impl Batcher {
                 preempted.push((lost.request, lost.device));
             }
         });
+        let new = replica.running.iter().rev().take(if formed.is_some() { plan.admitted as usize } else { 0 });
+        let new = new.filter(|sequence| sequence.preemptions == 0);
+        self.cached_tokens += new.map(|sequence| u64::from(sequence.cached)).sum::<u64>();
         let preempted = self.waiting.iter().take(plan.preempted as usize);
         self.waiting_tokens += preempted.map(|sequence| u64::from(sequence.remaining())).sum::<u64>();
         formed
@@ -199,6 +242,14 @@ impl Batcher {
         }
     }
 
+    /// The sequences that the latest iteration of a replica admitted, with the blocks that each found, in the order
+    /// in which they share them. To be asked right after [`form`](Self::form).
+    pub fn admitted(&self, replica: u32) -> impl Iterator<Item = (&Sequence, u32)> {
+        let running = self.replicas.get(replica as usize).map_or(&[][..], |replica| &replica.running);
+        let first = running.len().saturating_sub(self.scratch.admitted as usize);
+        running[first..].iter().zip(self.scratch.found.iter().copied())
+    }
+
     /// The latest plan of [`form`](Self::form).
     pub fn latest_plan(&self) -> &Iteration {
         &self.scratch
@@ -231,16 +282,33 @@ impl Batcher {
     /// Preempts sequences of a replica, the youngest first, until `blocks` blocks are free. Nothing
     /// happens while an iteration is in flight. Returns the blocks that became free.
     pub fn evict(&mut self, replica: u32, blocks: u32, preempted: &mut Vec<(RequestId, DeviceId)>) -> u32 {
+        self.evict_in(replica, None, blocks, preempted)
+    }
+
+    /// As [`evict`](Self::evict), for a replica whose blocks are those of `pool`, which somebody else keeps: of
+    /// blocks that several sequences share, the last one to go frees them.
+    pub fn evict_in(
+        &mut self,
+        replica: u32,
+        pool: Option<&KvPool>,
+        blocks: u32,
+        preempted: &mut Vec<(RequestId, DeviceId)>,
+    ) -> u32 {
+        let pool = pool.filter(|_| self.shares_blocks()).map(|pool| Prefixes::of(pool, self.tenant));
         let Some(state) = self.replicas.get_mut(replica as usize).filter(|state| !state.is_in_flight()) else {
             return 0;
         };
-        let mut freed = 0;
+        let (mut freed, mut gone) = (0, 0);
         while freed < blocks {
             let Some(lost) = state.preempt_youngest(&mut self.waiting) else { break };
             if lost.held > 0 {
                 preempted.push((lost.request, lost.device));
             }
-            freed += lost.freed;
+            freed += match pool {
+                Some(pool) => pool.released_by(lost.request, self.waiting.iter().skip(1).take(gone)),
+                None => lost.freed,
+            };
+            gone += 1;
             self.waiting_tokens += self.waiting.front().map_or(0, |sequence| u64::from(sequence.remaining()));
         }
         freed
@@ -268,10 +336,25 @@ impl Batcher {
     /// A forecast of what a replica submits, iteration after iteration, on its own: it takes the
     /// tenant's waiting requests, the oldest `depth` of them, as if no other replica did.
     pub fn forecast(&self, replica: u32, limits: BatchLimits, depth: usize) -> Option<ReplicaForecast> {
-        let state = self.replicas.get(replica as usize)?;
+        self.forecast_in(replica, None, limits, depth)
+    }
+
+    /// As [`forecast`](Self::forecast), for a replica whose blocks are those of `pool`, which somebody else keeps: as
+    /// if nobody else used it. O(blocks) more where sequences share them.
+    pub fn forecast_in(
+        &self,
+        replica: u32,
+        pool: Option<&KvPool>,
+        limits: BatchLimits,
+        depth: usize,
+    ) -> Option<ReplicaForecast> {
+        let mut state = self.replicas.get(replica as usize)?.clone();
+        if state.cache.is_none() {
+            state.cache = self.prefixes(&state, pool).map(PrefixCache::copied);
+        }
         Some(ReplicaForecast::new(
             ReplicaId { tenant: self.tenant, index: replica },
-            state.clone(),
+            state,
             self.waiting.iter().take(depth).cloned().collect(),
             self.options,
             self.capped(limits),

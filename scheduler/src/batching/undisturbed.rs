@@ -42,7 +42,12 @@ impl ReplicaState {
     pub(super) fn undisturbed(&self, waiting: &VecDeque<Sequence>, options: &BatchOptions, limits: BatchLimits) -> u32 {
         let running = self.running.len() as u32;
         let nobody_joins = waiting.is_empty() || running >= limits.sequences;
-        if self.is_in_flight() || self.cache.is_some() || running > limits.tokens || !nobody_joins {
+        if self.is_in_flight()
+            || self.cache.is_some()
+            || options.prefix_caching
+            || running > limits.tokens
+            || !nobody_joins
+        {
             return 0;
         }
         // A sequence takes at most one block in as many iterations as a block has tokens.

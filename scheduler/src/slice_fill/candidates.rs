@@ -313,7 +313,8 @@ impl SliceFill {
     }
 
     fn best_effort_limits(&self, context: &Context<'_>, replica: &ReplicaInfo, plan: &Plan) -> BatchLimits {
-        let free = free_blocks_after_for(context, replica, plan);
+        let kept = self.kept_blocks(context, replica.device, replica.id.tenant);
+        let free = free_blocks_after_for(context, replica, plan).saturating_sub(kept);
         let reserve = self.reserve_blocks(context, replica.device);
         let (new_blocks, keep_free) = match context.view.owner(replica.device) == Some(replica.id.tenant) {
             true => (free, reserve),
@@ -338,7 +339,7 @@ impl SliceFill {
             return free;
         }
         let grows = owner_replica(context.view, context.demand, replica.device).map_or(0, |owner| 2 * owner.running);
-        free.saturating_sub(grows)
+        free.saturating_sub(grows).saturating_sub(self.kept_blocks(context, replica.device, replica.id.tenant))
     }
 
     /// How long the paced work of `device` can wait while `guest` runs; [`None`] if it cannot, or if

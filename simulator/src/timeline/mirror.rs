@@ -335,7 +335,13 @@ impl Mirror {
         };
         Touched(match &applied.delta {
             Delta::Intent(intent) => match intent {
-                Intent::Submit(_) | Intent::SetSlo { .. } | Intent::SubmitJob(_) | Intent::AddTenant(_) => Some(None),
+                // Blocks that are found, or not any more, are free all the same.
+                Intent::Submit(_)
+                | Intent::SetSlo { .. }
+                | Intent::SubmitJob(_)
+                | Intent::AddTenant(_)
+                | Intent::PublishBlocks { .. }
+                | Intent::DropPrefixes { .. } => Some(None),
                 Intent::Dispatch { lane, .. } => Some(Some(lane.device)),
                 Intent::Cancel { job } | Intent::Retire { job } => Some(arena(job)),
                 Intent::RetireRequest { request } | Intent::ReleaseKv { request, .. } => Some(sequence(request)),
@@ -345,6 +351,8 @@ impl Mirror {
                 | Intent::ReserveExternal { device, .. }
                 | Intent::ReleaseExternal { device, .. }
                 | Intent::BorrowSlots { device, .. }
+                | Intent::SharePrefix { device, .. }
+                | Intent::OwnBlock { device, .. }
                 | Intent::ReturnDevice { device } => Some(Some(*device)),
                 _ => None,
             },
@@ -402,6 +410,18 @@ impl Mirror {
                     self.refresh_group(device, view);
                 }
             }
+            Intent::SharePrefix { request, device, .. } => {
+                if let Effect::Shared { blocks: 1.. } = effect {
+                    self.count_sequence(*request, *device, view);
+                    self.refresh_memory(*device, view);
+                }
+            }
+            Intent::ForkSequence { request, .. } => {
+                if let Some(device) = view.request(*request).and_then(|request| request.device) {
+                    self.count_sequence(*request, device, view);
+                }
+            }
+            Intent::OwnBlock { device, .. } => self.refresh_memory(*device, view),
             Intent::LoadWeights { model, device, source } => {
                 self.loads.push(Load { model: *model, device: *device, source: *source, since: self.clock });
                 self.refresh_device(*device, view);
@@ -552,15 +572,20 @@ impl Mirror {
     }
 
     fn count_growth(&mut self, job: JobId, device: DeviceId, view: View<'_>) {
-        let (Some(job), Some(memory)) = (view.job(job), view.memory(device)) else { return };
+        let Some(job) = view.job(job) else { return };
         // A sequence whose parts are on several devices is named by its first.
         let shares = job.gang.as_ref().is_some_and(Members::shares_batch);
         if shares && job.spec.gang.is_some_and(|gang| gang.rank > 0) {
             return;
         }
         for growth in &job.spec.growth {
-            let blocks = memory.kv().table(growth.request).len() as u32;
-            self.sequences.insert(growth.request, (device, blocks));
+            self.count_sequence(growth.request, device, view);
+        }
+    }
+
+    fn count_sequence(&mut self, request: RequestId, device: DeviceId, view: View<'_>) {
+        if let Some(memory) = view.memory(device) {
+            self.sequences.insert(request, (device, memory.kv().table(request).len() as u32));
         }
     }
 }

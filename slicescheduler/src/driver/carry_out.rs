@@ -3,9 +3,10 @@
 use smallvec::{SmallVec, smallvec};
 
 use slicescheduler_gmg::id::{DeviceId, JobId, JobKey, LaneId, ReplicaId, RequestId};
+use slicescheduler_gmg::memory::KvPool;
 use slicescheduler_gmg::plan::{Action, BatchLimits, Fate, Observer, Plan, Rank, Work, World};
-use slicescheduler_gmg::{GmgError, GmgView, Intent};
-use slicescheduler_scheduler::batching::Sequence;
+use slicescheduler_gmg::{Gmg, GmgError, GmgView, Intent};
+use slicescheduler_scheduler::batching::{Batcher, Sequence};
 
 use crate::driver::{Driver, DriverError};
 
@@ -122,7 +123,8 @@ impl<W: World> Driver<W> {
     ) -> Result<Option<Action>, DriverError> {
         let Some(batcher) = self.batching.get_mut(replica.tenant.index()) else { return Ok(None) };
         let mut preempted = std::mem::take(&mut self.preempted);
-        let formed = batcher.form(replica.index, limits, &mut preempted);
+        let pool = pool_of(&self.gmg, batcher, replica.index);
+        let formed = batcher.form_in(replica.index, pool, limits, &mut preempted);
         let plan = batcher.latest_plan();
         let short = match rank {
             Rank::OwnerLatency => plan.preempted > 0 || plan.short_of_blocks,
@@ -142,6 +144,7 @@ impl<W: World> Driver<W> {
         self.release(&mut preempted)?;
         self.preempted = preempted;
         let Some(spec) = formed else { return Ok(None) };
+        self.share_prefixes(replica)?;
         let lanes = self.lanes_of(replica, lane);
         if lanes.len() < 2 {
             return Ok(Some(Action::Run { work: Work::New(Box::new(spec)), lane, rank }));
@@ -166,7 +169,8 @@ impl<W: World> Driver<W> {
     fn evict(&mut self, replica: ReplicaId, blocks: u32) -> Result<(), DriverError> {
         let Some(batcher) = self.batching.get_mut(replica.tenant.index()) else { return Ok(()) };
         let mut preempted = std::mem::take(&mut self.preempted);
-        batcher.evict(replica.index, blocks, &mut preempted);
+        let pool = pool_of(&self.gmg, batcher, replica.index);
+        batcher.evict_in(replica.index, pool, blocks, &mut preempted);
         self.release(&mut preempted)?;
         self.preempted = preempted;
         Ok(())
@@ -186,4 +190,10 @@ impl<W: World> Driver<W> {
         }
         Ok(())
     }
+}
+
+/// The pool of the device of a replica.
+fn pool_of<'g>(gmg: &'g Gmg, batcher: &Batcher, replica: u32) -> Option<&'g KvPool> {
+    let device = batcher.replicas().get(replica as usize)?.device;
+    gmg.state().memory(device).map(|memory| memory.kv())
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use slicescheduler_gmg::GmgError;
-use slicescheduler_gmg::id::Version;
+use slicescheduler_gmg::id::{RequestId, Version};
 use slicescheduler_gmg::plan::{Failure, WhatIfError, WorldError};
 use slicescheduler_scheduler::PlanError;
 use slicescheduler_scheduler::admission::Refusal;
@@ -29,6 +29,14 @@ pub enum DriverError {
         forecast: Version,
         /// What the graph is at.
         graph: Version,
+    },
+    /// Batching found blocks in a pool that the graph does not find.
+    #[error("{request} was to begin with {planned} blocks of its device's prefix cache, which are not all there")]
+    Prefix {
+        /// Whose prompt.
+        request: RequestId,
+        /// How many were found.
+        planned: u32,
     },
     /// The graph refused what the loop needs.
     #[error(transparent)]

@@ -34,6 +34,9 @@ pub struct Conditions {
     /// Time per output token of every latency-sensitive tenant that has one for all requests, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<u64>,
+    /// Prompts of latency-sensitive tenants whose traces say what they begin with share KV blocks.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub prefix_caching: bool,
     /// Every trace starts at its beginning and tenants with one generator have one seed, so that
     /// bursts come together.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -202,6 +205,9 @@ impl Conditions {
             }
             if self.relative_slo.is_some() && tenant.class == Class::LatencySensitive {
                 (tenant.slo, tenant.relative_slo) = (None, self.relative_slo);
+            }
+            if self.prefix_caching && tenant.class == Class::LatencySensitive {
+                tenant.prefix_caching = tenant.container.layout.ranks() <= 1;
             }
             if let Some(slo) = tenant.slo.as_mut().filter(|_| tenant.class == Class::LatencySensitive) {
                 slo.ttft = self.ttft_ms.map_or(slo.ttft, Nanos::ms);

@@ -281,6 +281,7 @@ mod tests {
             arrived: 10,
             completed: 10,
             preemptions: 0,
+            prefix_cache: None,
         }
     }
 

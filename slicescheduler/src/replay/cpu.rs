@@ -2,8 +2,8 @@
 //!
 //! Every tenant gets a seeded tiny decoder in place of its model, a mixture of experts in place of one, and every
 //! device becomes a lane.
-//! Prompts are random tokens, keyed by the tenant and the number of the request, so a request has
-//! the same prompt under every policy, and must have the same answer.
+//! Prompts are random tokens, keyed by the tenant and the number of the request, or by the names of the blocks that a
+//! trace has, so a request has the same prompt under every policy, and must have the same answer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,8 +24,8 @@ use crate::replay::{ForecastOptions, Progress, ReplayError, ReplayWorld, core_sc
 use crate::report::{RunRecord, Summary};
 use crate::scenario::{DeviceKind, Layout, LinkOverride, ModelSpec, Scenario};
 use crate::setup::Setup;
-use crate::workload::Lengths;
 use crate::workload::rng::Seed;
+use crate::workload::{ArrivalRecord, Lengths};
 
 /// The answers of one run: the tokens of every completed request, hashed, by tenant and by the
 /// number of the request within the tenant.
@@ -195,10 +195,17 @@ impl World for CpuReplay {
 }
 
 impl ReplayWorld for CpuReplay {
-    fn prepare(&mut self, request: RequestId, tenant: TenantId, prompt: u32, output: u32) -> Result<(), WorldError> {
+    fn prepare(&mut self, request: RequestId, tenant: TenantId, record: &ArrivalRecord) -> Result<(), WorldError> {
+        let &ArrivalRecord { prompt, output, ref prefix, .. } = record;
         let Some(number) = self.numbers.get_mut(tenant.index()) else { return Ok(()) };
-        let keyed = Seed(self.seed).derive(u64::from(tenant.0)).derive(*number);
-        let token = |position: u32| (keyed.derive(u64::from(position)).0 % self.vocabulary) as u32;
+        let of_tenant = Seed(self.seed).derive(u64::from(tenant.0));
+        let keyed = of_tenant.derive(*number);
+        let token = |position: u32| {
+            // Blocks of one name have the same tokens.
+            let block = prefix.as_ref().and_then(|prefix| prefix.at(position));
+            let seed = block.map_or(keyed, |id| of_tenant.derive(u64::MAX).derive(id));
+            (seed.derive(u64::from(position)).0 % self.vocabulary) as u32
+        };
         let tokens: Vec<u32> = (0..prompt).map(token).collect();
         self.world.prompt(request, &tokens, output, None).map_err(|error| WorldError::Other {
             message: format!("request {} of {tenant} cannot be entered", *number),

@@ -20,7 +20,7 @@ use crate::learned::Learned;
 use crate::replay::slices::Slices;
 use crate::report::{
     CoverageFigures, DecisionFigures, DeviceLabel, LateRequest, LatencyFigures, MemorySample, PolicySummary,
-    PredictionFigures, RunRecord, SecondUse, Span, SpanKind, TenantLabel, TenantSummary,
+    PredictionFigures, PrefixFigures, RunRecord, SecondUse, Span, SpanKind, TenantLabel, TenantSummary,
 };
 use crate::scenario::Scenario;
 
@@ -48,6 +48,9 @@ struct TenantCounts {
     input: u64,
     output: u64,
     kept: u64,
+    /// Tokens of prompts that were not computed.
+    cached: u64,
+    caches: bool,
     flops: f64,
     ttft_us: Vec<u32>,
     tpot_us: Vec<u32>,
@@ -108,7 +111,8 @@ impl Recorder {
             let model = view.models().iter().find(|model| model.tenant().index() == index)?;
             let container = view.containers().iter().find(|container| container.tenant().index() == index);
             let ranks = container.map_or(1, |container| container.layout.ranks());
-            Some(TenantCounts { ranks, ..TenantCounts::new(model.template.clone()) })
+            let caches = scenario.tenants.get(index).is_some_and(|tenant| tenant.prefix_caching);
+            Some(TenantCounts { ranks, caches, ..TenantCounts::new(model.template.clone()) })
         });
         let tenants = tenants.collect();
         let device_count = devices.len();
@@ -237,8 +241,13 @@ impl Recorder {
         let forecast = view.cluster().devices().iter().filter_map(|device| forecasts.peak(device.id));
         let micros = |time: Nanos| time.get() as f64 / 1e3;
         let per_ms = |amount: u64| share(Nanos(amount), forecasts.time()) * 1e6;
-        let tenants: Vec<TenantSummary> =
-            self.labels.iter().zip(&mut self.tenants).map(|(label, counts)| counts.summary(label, length)).collect();
+        let pools = || view.cluster().devices().iter().filter_map(|device| view.memory(device.id));
+        let displaced = |tenant| pools().map(|memory| memory.kv().displaced(tenant)).sum();
+        let tenants: Vec<TenantSummary> = (0..)
+            .map(TenantId)
+            .zip(self.labels.iter().zip(&mut self.tenants))
+            .map(|(tenant, (label, counts))| counts.summary(label, length, displaced(tenant)))
+            .collect();
         let sensitive = tenants.iter().zip(&self.labels).filter(|(_, label)| label.class == Class::LatencySensitive);
         let worst = sensitive.map(|(tenant, _)| tenant.sla_violation_rate).fold(0.0, f64::max);
         let kept = self.tenants.iter().map(|counts| counts.kept).sum::<u64>() as f64;
@@ -397,6 +406,8 @@ impl TenantCounts {
             input: 0,
             output: 0,
             kept: 0,
+            cached: 0,
+            caches: false,
             flops: 0.0,
             ttft_us: Vec::new(),
             tpot_us: Vec::new(),
@@ -418,16 +429,19 @@ impl TenantCounts {
             }
         }
         if completed_in_window {
-            let tokens = u64::from(done.prompt) + u64::from(done.produced);
+            let computed = u64::from(done.prompt.saturating_sub(done.cached));
+            let tokens = computed + u64::from(done.produced);
             self.completed += 1;
-            self.input += u64::from(done.prompt);
+            self.input += computed;
+            self.cached += u64::from(done.cached);
             self.output += u64::from(done.produced);
             self.kept += if violated { 0 } else { tokens };
             self.flops += self.template.flops(&whole(done)).get() as f64 * f64::from(self.ranks);
         }
     }
 
-    fn summary(&mut self, label: &TenantLabel, length: f64) -> TenantSummary {
+    /// `displaced` blocks of its prefix cache were taken by others.
+    fn summary(&mut self, label: &TenantLabel, length: f64, displaced: u64) -> TenantSummary {
         let sensitive = label.class == Class::LatencySensitive;
         let never_ended = self.arrived_in_window - self.ended_of_window.min(self.arrived_in_window);
         let violated = if sensitive { self.violated + never_ended } else { 0 };
@@ -441,14 +455,22 @@ impl TenantCounts {
             arrived: self.arrived_in_window,
             completed: self.completed,
             preemptions: self.preemptions,
+            prefix_cache: self.caches.then(|| PrefixFigures {
+                token_throughput: self.cached as f64 / length,
+                hit_rate: self.cached as f64 / (self.cached + self.input).max(1) as f64,
+                displaced_blocks: displaced,
+            }),
         }
     }
 }
 
-/// The dims of a request computed at once: every token but the last attends to all before it.
+/// The dims of a request computed at once: every token but the last attends to all before it. Those that were there
+/// already are not computed.
 fn whole(done: &Completed) -> Binding {
     let tokens = (u64::from(done.prompt) + u64::from(done.produced)).saturating_sub(1);
-    Binding::iteration(tokens, u64::from(done.produced), tokens, tokens * (tokens + 1) / 2)
+    let cached = u64::from(done.cached).min(tokens);
+    let pairs = |tokens: u64| tokens * (tokens + 1) / 2;
+    Binding::iteration(tokens - cached, u64::from(done.produced), tokens, pairs(tokens) - pairs(cached))
 }
 
 /// Nearest-rank quantiles, in milliseconds.
@@ -494,6 +516,7 @@ mod tests {
                 arrival: Nanos::ZERO,
                 slo,
                 prompt: 10,
+                cached: 0,
                 produced,
                 first_token: Nanos::ms(first_ms),
                 last_token: Nanos::ms(first_ms + 100),

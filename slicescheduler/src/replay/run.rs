@@ -25,19 +25,20 @@ use crate::workload::{ArrivalRecord, ArrivalStream};
 
 /// A world that is told beforehand what only the world may know: how long answers will be.
 pub trait ReplayWorld: World {
-    /// The next request will have this prompt and this many output tokens.
+    /// The next request will be this one: a prompt that begins as those of the same [prefix](ArrivalRecord::prefix)
+    /// do, and so many output tokens.
     ///
     /// # Errors
     /// If the world cannot take it.
-    fn prepare(&mut self, request: RequestId, tenant: TenantId, prompt: u32, output: u32) -> Result<(), WorldError>;
+    fn prepare(&mut self, request: RequestId, tenant: TenantId, record: &ArrivalRecord) -> Result<(), WorldError>;
 
     /// A request has ended.
     fn forget(&mut self, request: RequestId);
 }
 
 impl ReplayWorld for SimWorld {
-    fn prepare(&mut self, request: RequestId, _tenant: TenantId, _prompt: u32, output: u32) -> Result<(), WorldError> {
-        self.reveal(request, output);
+    fn prepare(&mut self, request: RequestId, _tenant: TenantId, record: &ArrivalRecord) -> Result<(), WorldError> {
+        self.reveal(request, record.output);
         Ok(())
     }
 
@@ -201,7 +202,7 @@ pub fn run_policy<W: ReplayWorld>(
         now = driver.step(feed.next_at().min(end), &mut recorder)?;
         while let Some((tenant, record)) = feed.pop(now)? {
             let level = feed.levels.of(tenant, record.prompt);
-            enter(&mut driver, (tenant, level), record.at, record.prompt, record.output, &mut recorder)?;
+            enter(&mut driver, (tenant, level), record, &mut recorder)?;
         }
         settle(&mut driver, &mut recorder);
         if now >= shown {
@@ -223,16 +224,18 @@ pub fn run_policy<W: ReplayWorld>(
 fn enter<W: ReplayWorld>(
     driver: &mut Driver<W>,
     (tenant, level): (TenantId, Option<Slo>),
-    arrival: Nanos,
-    prompt: u32,
-    output: u32,
+    record: ArrivalRecord,
     recorder: &mut Recorder,
 ) -> Result<RequestId, ReplayError> {
+    let ArrivalRecord { at: arrival, prompt, ref prefix, .. } = record;
+    let batcher = driver.batching().get(tenant.index()).filter(|batcher| batcher.shares_blocks());
+    let hashes =
+        batcher.zip(prefix.as_ref()).map(|(batcher, prefix)| prefix.hashes(prompt, batcher.options().block_tokens));
     let id = driver.gmg().next_request_id();
-    driver.world_mut().prepare(id, tenant, prompt, output).map_err(DriverError::World)?;
+    driver.world_mut().prepare(id, tenant, &record).map_err(DriverError::World)?;
     recorder.arrived(tenant, arrival);
     let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
-    Ok(driver.submit_with_slo(request, level, recorder)?)
+    Ok(driver.submit_with(request, level, hashes.unwrap_or_default(), recorder)?)
 }
 
 /// Fills every backlog's window. A request that is lost at once leaves its place empty until the next
@@ -248,7 +251,8 @@ fn top_up<W: ReplayWorld>(
         while driver.batching().get(tenant.index()).is_some_and(Batcher::has_room) {
             let Some((prompt, output)) = requests.next() else { break };
             let level = levels.of(*tenant, prompt);
-            let id = enter(driver, (*tenant, level), now, prompt, output, recorder)?;
+            let record = ArrivalRecord { at: now, prompt, output, prefix: None };
+            let id = enter(driver, (*tenant, level), record, recorder)?;
             if driver.gmg().view().request(id).is_none() {
                 break;
             }

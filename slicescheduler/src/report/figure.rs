@@ -83,6 +83,9 @@ pub(super) const OF_TENANT: &[Figure<TenantSummary>] = &[
     Figure::compared("token throughput, tokens/s", |t| count(t.token_throughput), |t| t.token_throughput),
     Figure::plain("completed / arrived", |t| Some(format!("{} / {}", grouped(t.completed), grouped(t.arrived)))),
     Figure::plain("preemptions", |t| whole(t.preemptions)),
+    Figure::optional("from prefix cache, tokens/s", |t| t.prefix_cache.and_then(|of| count(of.token_throughput))),
+    Figure::optional("of prompts' tokens", |t| t.prefix_cache.and_then(|of| share(of.hit_rate))),
+    Figure::optional("prefix blocks displaced", |t| t.prefix_cache.and_then(|of| whole(of.displaced_blocks))),
 ];
 
 /// True if the tenant was promised a service level.

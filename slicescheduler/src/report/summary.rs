@@ -36,7 +36,7 @@ pub struct Summary {
 pub struct PolicySummary {
     /// The policy.
     pub name: String,
-    /// Input and output tokens per second.
+    /// Input and output tokens per second. Input that came from a prefix cache does not count, here and below.
     pub token_throughput: f64,
     /// Input tokens per second.
     pub input_token_throughput: f64,
@@ -191,4 +191,18 @@ pub struct TenantSummary {
     pub completed: u64,
     /// Times that a request lost its KV cache and was recomputed.
     pub preemptions: u64,
+    /// What its prefix cache did, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub prefix_cache: Option<PrefixFigures>,
+}
+
+/// What the prefix cache of a tenant did. Tokens that came from it are in no other figure: they were not computed.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq)]
+pub struct PrefixFigures {
+    /// Tokens of prompts per second that were there already, of requests that completed in the window.
+    pub token_throughput: f64,
+    /// The same as a share of all tokens of these prompts.
+    pub hit_rate: f64,
+    /// Blocks of it that other tenants took, in the whole run.
+    pub displaced_blocks: u64,
 }

@@ -68,6 +68,7 @@ pub(super) struct RawTenant {
     pub(super) relative_slo: Option<Spanned<f64>>,
     pub(super) weight: Option<Spanned<u32>>,
     pub(super) lending: Option<Text<LendingMode>>,
+    pub(super) prefix_caching: Option<Spanned<bool>>,
     pub(super) container: RawContainer,
     pub(super) workload: Spanned<RawWorkload>,
 }

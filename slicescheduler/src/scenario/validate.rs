@@ -165,9 +165,16 @@ impl Validator<'_> {
         };
         let model = self.model(&format!("{key}.model"), &raw.model)?;
         let (slo, relative_slo) = self.slo(key, class, raw)?;
+        let container = self.container(&format!("{key}.container"), &raw.container, name, &model, devices)?;
+        let caching = raw.prefix_caching.as_ref().filter(|caching| *caching.get_ref());
+        if let Some(caching) = caching.filter(|_| container.layout.ranks() > 1) {
+            let expected = "false for a model that is spread over devices";
+            return Err(self.error(caching.span(), &format!("{key}.prefix_caching"), "true", expected));
+        }
         Ok(Tenant {
             class,
-            container: self.container(&format!("{key}.container"), &raw.container, name, &model, devices)?,
+            container,
+            prefix_caching: caching.is_some(),
             model,
             slo,
             relative_slo,

@@ -1,6 +1,7 @@
 //! The loop behind a scheduler: takes requests, makes passes, delivers tokens.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::RandomState;
 use std::sync::Arc;
 
 use slicescheduler_executor::cpu_world::{CpuWorld, Waker};
@@ -9,7 +10,7 @@ use slicescheduler_gmg::delta::NewRequest;
 use slicescheduler_gmg::id::RequestId;
 use slicescheduler_gmg::plan::{Action, Clock, Command, Event, Observer, World, WorldError};
 use slicescheduler_gmg::units::Nanos;
-use slicescheduler_scheduler::batching::Completed;
+use slicescheduler_scheduler::batching::{BlockHashes, Completed};
 
 use crate::driver::{Driver, DriverError, Lost, RequestError};
 use crate::learned::Learned;
@@ -55,6 +56,8 @@ pub(crate) struct Service<W: TokenWorld> {
     answers: HashMap<RequestId, Recipient>,
     observer: Box<dyn Observer + Send>,
     learned: Learned,
+    /// What the contents of blocks are hashed with: nobody who asks can make two that are taken for one.
+    keys: RandomState,
     /// Why the loop cannot go on.
     failure: Option<RequestError>,
     messages: VecDeque<Message>,
@@ -78,6 +81,7 @@ impl<W: TokenWorld> Service<W> {
             answers: HashMap::new(),
             observer: Box::new(learned.clone().before(observer)),
             learned,
+            keys: RandomState::new(),
             failure: None,
             messages: VecDeque::new(),
             completed: Vec::new(),
@@ -171,9 +175,13 @@ impl<W: TokenWorld> Service<W> {
         // Set for the first time: a recipient is submitted once.
         let _ = recipient.name().set(id);
         self.answers.insert(id, recipient);
+        let batcher = self.driver.batching().get(tenant.index()).filter(|batcher| batcher.shares_blocks());
+        let hashes = batcher.map_or_else(BlockHashes::default, |batcher| {
+            BlockHashes::of_tokens(&self.keys, &request.prompt, batcher.options().block_tokens)
+        });
         self.driver.world_mut().enter(id, &request)?;
         let mut delivery = Delivery { answers: &self.answers, observer: &mut *self.observer };
-        self.driver.submit(NewRequest { tenant, arrival, prompt, max_output }, &mut delivery)?;
+        self.driver.submit_hashed(NewRequest { tenant, arrival, prompt, max_output }, hashes, &mut delivery)?;
         Ok(())
     }
 

@@ -40,6 +40,9 @@ pub struct TenantStatus {
     pub waiting: usize,
     /// Requests whose KV cache lies on a device.
     pub running: usize,
+    /// Tokens of prompts that were not computed since the start, because
+    /// [prefix caches](crate::Builder::prefix_caching) had them.
+    pub cached_tokens: u64,
 }
 
 /// What the memory of a device is used for.
@@ -73,6 +76,7 @@ impl Status {
             name: tenant.name.clone(),
             waiting: batcher.waiting().len(),
             running: batcher.replicas().iter().map(ReplicaState::running).map(<[_]>::len).sum(),
+            cached_tokens: batcher.cached_tokens(),
         });
         let count = view.cluster().devices().len() as u32;
         let devices = (0..count).map(DeviceId).filter_map(|device| DeviceStatus::of(driver, device));

@@ -20,6 +20,7 @@ mod groups;
 mod guests;
 mod lending;
 mod predictor;
+mod prefixes;
 mod rig;
 mod rules;
 mod traces;

@@ -8,6 +8,7 @@ use slicescheduler::replay::{ReplayWorld, Run, Silent, policy, run_policy};
 use slicescheduler::report::RunRecord;
 use slicescheduler::scenario::{PolicySpec, Scenario, Source};
 use slicescheduler::setup::Setup;
+use slicescheduler::workload::{ArrivalRecord, PrefixBlocks};
 use slicescheduler_gmg::delta::NewRequest;
 use slicescheduler_gmg::id::{DeviceId, RequestId, TenantId};
 use slicescheduler_gmg::plan::{Command, Event, Failure, Observer, WhatIf, World, WorldError};
@@ -168,7 +169,9 @@ impl Watched {
         for &(at, device) in &faults.devices {
             world.fail_device(at, device);
         }
-        let witness = Witness::new(options, setup.gmg.view());
+        let mut witness = Witness::new(options, setup.gmg.view());
+        let caching = (0..).map(TenantId).zip(&scenario.tenants).filter(|(_, tenant)| tenant.prefix_caching);
+        witness.sharing = caching.map(|(tenant, _)| tenant).collect();
         Self { world, witness, lengths, jobs_one_in: faults.jobs_one_in, reports: 0, stalled: 0 }
     }
 
@@ -216,9 +219,9 @@ impl World for Watched {
 }
 
 impl ReplayWorld for Watched {
-    fn prepare(&mut self, request: RequestId, tenant: TenantId, prompt: u32, output: u32) -> Result<(), WorldError> {
-        let output = (self.lengths)(request, output);
-        self.witness.promised(tenant, request, prompt, output);
+    fn prepare(&mut self, request: RequestId, tenant: TenantId, record: &ArrivalRecord) -> Result<(), WorldError> {
+        let output = (self.lengths)(request, record.output);
+        self.witness.promised(tenant, request, record.prompt, output);
         self.world.reveal(request, output);
         Ok(())
     }
@@ -241,6 +244,14 @@ pub(crate) fn replayed(scenario: &Scenario, name: &str, faults: &Faults, lengths
     let how = Run { launched_window, shares_slots: true, ..Run::default() };
     let (record, world) = run_policy(scenario, policy, setup, world, &how, &mut Silent).unwrap();
     (record, world.witness)
+}
+
+/// What the prompt of the `nth` request begins with, where a scenario has nothing: prompts of one of four kinds are
+/// alike for up to seven blocks of 128 tokens, and end as no other does.
+fn prefixes(nth: u64, prompt: u32) -> PrefixBlocks {
+    let kind = nth.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    let block = |index: u64| if index < kind / 4 % 8 { kind % 4 * 8 + index } else { (nth + 1) << 32 | index };
+    PrefixBlocks { block_tokens: 128, blocks: (0..u64::from(prompt.div_ceil(128))).map(block).collect() }
 }
 
 struct Nobody;
@@ -304,16 +315,22 @@ pub(crate) fn predicted<W: ReplayWorld>(
         for (requests, tenant) in backlogs.iter_mut().filter(|_| now < end) {
             while run.driver.batching()[tenant.index()].has_room() {
                 let (prompt, output) = requests.next().unwrap();
-                let id = run.submit(*tenant, now, prompt, output);
+                let record = ArrivalRecord { at: now, prompt, output, prefix: None };
+                let id = run.submit(*tenant, record);
                 if run.driver.gmg().view().request(id).is_none() {
                     break;
                 }
             }
         }
+        if !backlogs.is_empty() && now < end {
+            look(&run.driver);
+        }
         let next = arrivals.peek().map_or(end + rest, |(record, _)| record.at);
         now = run.driver.step(next, &mut Nobody).unwrap();
         while let Some((record, tenant)) = arrivals.next_if(|(record, _)| record.at <= now) {
-            run.submit(tenant, record.at, record.prompt, record.output);
+            let prefix = prefixes(run.submitted.len() as u64, record.prompt);
+            let prefix = scenario.tenants[tenant.index()].prefix_caching.then_some(prefix);
+            run.submit(tenant, ArrivalRecord { prefix, ..record });
         }
         run.driver.take_completed(&mut run.completed);
         run.driver.take_lost(&mut run.lost);
@@ -323,11 +340,14 @@ pub(crate) fn predicted<W: ReplayWorld>(
 }
 
 impl<W: ReplayWorld> Driven<W> {
-    fn submit(&mut self, tenant: TenantId, arrival: Nanos, prompt: u32, output: u32) -> RequestId {
+    fn submit(&mut self, tenant: TenantId, record: ArrivalRecord) -> RequestId {
+        let ArrivalRecord { at: arrival, prompt, ref prefix, .. } = record;
+        let block_tokens = self.driver.batching()[tenant.index()].options().block_tokens;
+        let hashes = prefix.as_ref().map(|prefix| prefix.hashes(prompt, block_tokens)).unwrap_or_default();
         let id = self.driver.gmg().next_request_id();
-        self.driver.world_mut().prepare(id, tenant, prompt, output).unwrap();
+        self.driver.world_mut().prepare(id, tenant, &record).unwrap();
         let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
-        self.driver.submit(request, &mut Nobody).unwrap();
+        self.driver.submit_hashed(request, hashes, &mut Nobody).unwrap();
         self.submitted.push(id);
         id
     }

@@ -9,7 +9,7 @@
 //!   given up, and it produces exactly what only the world knows;
 //! - the ranks of an iteration on several devices start, stop and end together, at the same operators, and
 //!   its tokens come with the last of them;
-//! - cache blocks have one owner and hold what is computed; activations of live jobs are apart;
+//! - cache blocks have one owner, unless its tenant shares blocks, and hold what is computed; activations of live jobs are apart;
 //!   bytes in use never exceed what is usable.
 
 use std::collections::{HashMap, HashSet};
@@ -89,6 +89,8 @@ pub(crate) struct Witness {
     pub(crate) complaints: Vec<String>,
     /// Every request, in the order of arrival.
     pub(crate) asked: Vec<(TenantId, RequestId)>,
+    /// Tenants whose sequences share blocks.
+    pub(crate) sharing: HashSet<TenantId>,
     /// Every token that came, and whether it was the last of its request.
     tokens: Vec<(Nanos, RequestId, bool)>,
     options: WorldOptions,
@@ -114,6 +116,7 @@ impl Witness {
             decided: Vec::new(),
             complaints: Vec::new(),
             asked: Vec::new(),
+            sharing: HashSet::new(),
             tokens: Vec::new(),
             options,
             jobs: HashMap::new(),
@@ -237,8 +240,11 @@ impl Witness {
         };
         let again = position == 0 && progress.computed > 0;
         let other = progress.job.replace(id).filter(|&other| view.job(other).is_some());
-        if position == 0 {
-            progress.computed = 0;
+        let tenant = view.request(request).map(|request| request.tenant);
+        let shares = tenant.is_some_and(|tenant| self.sharing.contains(&tenant));
+        let continues = progress.computed == position && progress.device == Some(device);
+        if position == 0 || (shares && !continues && position.is_multiple_of(block_tokens)) {
+            progress.computed = position;
             progress.device = Some(device);
         }
         let &mut Progress { prompt, computed, produced, device: home, over, .. } = progress;
@@ -312,10 +318,14 @@ impl Witness {
             let mut owners = vec![None; kv.total() as usize];
             let mut used = 0;
             for request in kv.sequences() {
+                let tenant = view.request(request).map(|request| request.tenant);
                 for &block in kv.table(request) {
                     let other = owners.get_mut(block as usize).map(|owner| owner.replace(request));
-                    used += 1;
-                    self.check(other == Some(None), |_| {
+                    used += u32::from(other == Some(None));
+                    let of = |other: RequestId| view.request(other).map(|request| request.tenant);
+                    let shared = other.flatten().is_some_and(|other| of(other) == tenant);
+                    let may = tenant.is_some_and(|tenant| self.sharing.contains(&tenant));
+                    self.check(other == Some(None) || (shared && may), |_| {
                         format!("block {block} of {device} is {request}'s and {other:?}'s")
                     });
                 }

@@ -6,5 +6,6 @@ mod answers;
 mod building;
 mod embeddings;
 mod endings;
+mod prefixes;
 mod refusals;
 mod rig;

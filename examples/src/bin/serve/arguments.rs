@@ -46,6 +46,9 @@ pub(crate) struct Arguments {
     /// Memory of each device, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) memory_mib: u64,
+    /// Let prompts that begin alike share KV blocks.
+    #[arg(long)]
+    pub(crate) prefix_caching: bool,
     /// Seed of arrivals and prompts.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,

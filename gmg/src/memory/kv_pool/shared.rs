@@ -3,8 +3,10 @@
 //! The rule is that of vLLM V1's block pool: free blocks are one queue, in the order in which they became
 //! free, the end of a sequence before its beginning; what a block holds is found until the block is
 //! taken from the front of the queue; of blocks with equal content the one that has had it longest is found.
+//! What the *keeper* of a pool left is a queue of its own, in the same order, behind that of all other free blocks.
 //!
-//! What must stay true: a block is in the queue if and only if no sequence holds it; `by_content` leads to
+//! What must stay true: a block is in one of the queues if and only if no sequence holds it, and in the keeper's if
+//! and only if it is found under the keeper's name; `by_content` leads to
 //! exactly the blocks that carry a hash; a block with a hash belongs to the tenant under which it is found.
 
 use std::collections::HashMap;
@@ -28,6 +30,25 @@ impl PartialEq for Stamp {
 
 impl Eq for Stamp {}
 
+/// Whose blocks are taken last. Pools are equal whoever that is: where it matters their queues differ.
+#[derive(Clone, Copy, Debug)]
+struct Keeper(Option<TenantId>);
+
+impl PartialEq for Keeper {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Keeper {}
+
+/// The ends of a queue of blocks, or [`NONE`] and [`NONE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Queue {
+    first: u32,
+    last: u32,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Block {
     hash: Option<u64>,
@@ -38,6 +59,8 @@ struct Block {
     before: u32,
     after: u32,
     stamp: Stamp,
+    /// True in the keeper's queue.
+    kept: bool,
     /// The next block with the same content, in the order in which they got it.
     twin: u32,
     /// The one before it in that order.
@@ -69,8 +92,9 @@ impl Hash for Content {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shared {
     blocks: Vec<Block>,
-    first: u32,
-    last: u32,
+    /// The keeper's is the second.
+    queues: [Queue; 2],
+    keeper: Keeper,
     free: u32,
     stamps: Stamp,
     /// The hash is the host's, so the map is one that a hostile choice does not slow down.
@@ -100,8 +124,8 @@ impl Shared {
     pub(super) fn new<'t>(untouched: u32, free: &[u32], tables: impl Iterator<Item = (TenantId, &'t [u32])>) -> Self {
         let mut shared = Self {
             blocks: Vec::new(),
-            first: NONE,
-            last: NONE,
+            queues: [Queue { first: NONE, last: NONE }; 2],
+            keeper: Keeper(None),
             free: 0,
             stamps: Stamp(0),
             by_content: HashMap::new(),
@@ -204,33 +228,79 @@ impl Shared {
     pub(super) fn add_block(&mut self) {
         let (tenant, hash, stamp) = (TenantId(0), None, Stamp(0));
         let (before, after, twin, elder) = (NONE, NONE, NONE, NONE);
-        self.blocks.push(Block { hash, tenant, holders: 0, before, after, stamp, twin, elder });
+        self.blocks.push(Block { hash, tenant, holders: 0, before, after, stamp, kept: false, twin, elder });
     }
 
-    /// Leaves out the block with the highest number, which is in the queue; what it held is forgotten.
-    pub(super) fn drop_last_block(&mut self) {
-        let Some(block) = self.blocks.len().checked_sub(1).map(|last| last as u32) else { return };
-        self.unlink(block);
-        let entry = self.blocks[block as usize];
-        if entry.hash.is_some() {
-            self.counts(entry.tenant).cached -= 1;
-            self.forget(block);
+    /// Leaves out the blocks from number `total` on. What free ones held is forgotten; what is held moves to the
+    /// blocks that have been free longest, and the result says from where to where, ascending. At most `total` blocks
+    /// may be held. O(blocks that go).
+    pub(super) fn cut(&mut self, total: u32) -> Vec<(u32, u32)> {
+        let end = self.blocks.len() as u32;
+        for block in (total..end).filter(|&block| self.holders(block) == 0).collect::<Vec<_>>() {
+            self.unlink(block);
+            self.forget_cached(block);
         }
-        self.blocks.pop();
+        let mut moves = Vec::new();
+        for from in total..end {
+            let Block { holders, tenant, .. } = self.blocks[from as usize];
+            let Some(to) = (holders > 0).then(|| self.take(tenant)).flatten() else { continue };
+            self.relocate(from, to);
+            moves.push((from, to));
+        }
+        self.blocks.truncate(total as usize);
+        moves
+    }
+
+    /// What block `from` is, `to` is in its place; nobody holds or finds `to`.
+    fn relocate(&mut self, from: u32, to: u32) {
+        let Block { hash, tenant, holders, twin, elder, .. } = self.blocks[from as usize];
+        let entry = &mut self.blocks[to as usize];
+        (entry.hash, entry.tenant, entry.holders) = (hash, tenant, holders);
+        (entry.twin, entry.elder) = (twin, elder);
+        let Some(hash) = hash else { return };
+        let Entry::Occupied(mut place) = self.by_content.entry(Content { tenant, hash }) else { return };
+        match self.blocks.get_mut(elder as usize) {
+            Some(elder) => elder.twin = to,
+            None => place.get_mut().first = to,
+        }
+        match self.blocks.get_mut(twin as usize) {
+            Some(twin) => twin.elder = to,
+            None => place.get_mut().last = to,
+        }
+    }
+
+    /// From now on, what sequences of `tenant` left is taken last. O(free blocks) for another than before.
+    pub(super) fn keep_for(&mut self, tenant: TenantId) {
+        if self.keeper.0.replace(tenant) == Some(tenant) {
+            return;
+        }
+        let queue: Vec<u32> = self.queue().map(|(block, _)| block).collect();
+        for block in queue {
+            self.unlink(block);
+            self.append(block);
+        }
     }
 
     /// Takes the block that has been free longest out of the queue, for a sequence of `tenant`; what it
     /// held is forgotten.
     pub(super) fn take(&mut self, tenant: TenantId) -> Option<u32> {
-        let block = self.first;
+        let block = self.front();
         let entry = *self.blocks.get(block as usize)?;
         self.unlink(block);
-        if entry.hash.is_some() {
-            self.counts(entry.tenant).cached -= 1;
+        if self.forget_cached(block) {
             self.counts(entry.tenant).displaced += u64::from(entry.tenant != tenant);
-            self.forget(block);
         }
         Some(block)
+    }
+
+    /// What `block`, which nobody holds, has is not found any more. False if it was not.
+    fn forget_cached(&mut self, block: u32) -> bool {
+        let entry = self.blocks[block as usize];
+        if entry.hash.is_some() {
+            self.counts(entry.tenant).cached -= 1;
+            self.forget(block);
+        }
+        entry.hash.is_some()
     }
 
     /// A sequence of `tenant` holds `block`, which is not in the queue. True if it is the first.
@@ -272,19 +342,23 @@ impl Shared {
         self.blocks[block as usize].hash.is_some()
     }
 
-    /// The block that has been free longest; [`NONE`] if none is.
+    /// The block that is taken next: the one that has been free longest, the keeper's last; [`NONE`] if none is.
     pub(super) fn front(&self) -> u32 {
-        self.first
+        let [others, kept] = self.queues;
+        if others.first == NONE { kept.first } else { others.first }
     }
 
-    /// The block behind `block` in the queue; [`NONE`] behind the last.
+    /// The block that is taken after `block`; [`NONE`] behind the last.
     pub(super) fn behind(&self, block: u32) -> u32 {
-        self.blocks.get(block as usize).map_or(NONE, |entry| entry.after)
+        match self.blocks.get(block as usize) {
+            Some(Block { after: NONE, kept: false, .. }) => self.queues[1].first,
+            entry => entry.map_or(NONE, |entry| entry.after),
+        }
     }
 
-    /// True if `block`, which is in the queue, is `place` or behind it.
+    /// True if `block`, which is in a queue, is `place` or is taken after it.
     pub(super) fn is_from(&self, block: u32, place: u32) -> bool {
-        let stamp = |block: u32| self.blocks.get(block as usize).map(|entry| entry.stamp.0);
+        let stamp = |block: u32| self.blocks.get(block as usize).map(|entry| (entry.kept, entry.stamp.0));
         stamp(place).is_some_and(|place| stamp(block) >= Some(place))
     }
 
@@ -336,17 +410,18 @@ impl Shared {
     }
 
     /// What blocks of `tenant`, or of everybody, hold that no sequence holds is not found any more; they
-    /// keep their places in the queue. Returns how many there were. O(free blocks).
+    /// keep their places in the queue, but for the keeper's, which go to the end of that of the others. Returns how
+    /// many there were. O(free blocks).
     pub(super) fn drop_cached(&mut self, tenant: Option<TenantId>) -> u32 {
+        let of = |(block, had): (u32, TenantId)| tenant.is_none_or(|tenant| tenant == had).then_some(block);
+        let blocks: Vec<u32> = self.queue().filter_map(of).collect();
         let mut dropped = 0;
-        let mut block = self.first;
-        while let Some(&entry) = self.blocks.get(block as usize) {
-            if entry.hash.is_some() && tenant.is_none_or(|tenant| tenant == entry.tenant) {
-                self.forget(block);
-                self.counts(entry.tenant).cached -= 1;
-                dropped += 1;
+        for block in blocks {
+            dropped += u32::from(self.forget_cached(block));
+            if self.blocks[block as usize].kept {
+                self.unlink(block);
+                self.append(block);
             }
-            block = entry.after;
         }
         dropped
     }
@@ -362,10 +437,12 @@ impl Shared {
         Some((hash, ahead))
     }
 
-    /// The queue from the front: blocks and the tenants that had them.
+    /// The free blocks in the order in which they are taken, and the tenants that had them.
     pub(super) fn queue(&self) -> impl Iterator<Item = (u32, TenantId)> + '_ {
-        let next = |&block: &u32| Some(self.blocks[block as usize].after).filter(|&after| after != NONE);
-        let blocks = std::iter::successors(Some(self.first).filter(|&first| first != NONE), next);
+        let is_block = |&block: &u32| block != NONE;
+        let blocks = std::iter::successors(Some(self.front()).filter(is_block), move |&block| {
+            Some(self.behind(block)).filter(is_block)
+        });
         blocks.map(|block| (block, self.blocks[block as usize].tenant))
     }
 
@@ -378,13 +455,16 @@ impl Shared {
     }
 
     fn append(&mut self, block: u32) {
-        let last = std::mem::replace(&mut self.last, block);
+        let Block { hash, tenant, .. } = self.blocks[block as usize];
+        let kept = hash.is_some() && self.keeper.0 == Some(tenant);
+        let queue = &mut self.queues[usize::from(kept)];
+        let last = std::mem::replace(&mut queue.last, block);
         match self.blocks.get_mut(last as usize) {
             Some(last) => last.after = block,
-            None => self.first = block,
+            None => queue.first = block,
         }
         let entry = &mut self.blocks[block as usize];
-        (entry.before, entry.after, entry.stamp) = (last, NONE, self.stamps);
+        (entry.before, entry.after, entry.stamp, entry.kept) = (last, NONE, self.stamps, kept);
         self.stamps.0 += 1;
         self.free += 1;
     }
@@ -392,14 +472,15 @@ impl Shared {
     fn unlink(&mut self, block: u32) {
         let entry = &mut self.blocks[block as usize];
         let (before, after) = (entry.before, entry.after);
-        (entry.before, entry.after) = (NONE, NONE);
+        let queue = &mut self.queues[usize::from(entry.kept)];
+        (entry.before, entry.after, entry.kept) = (NONE, NONE, false);
         match self.blocks.get_mut(before as usize) {
             Some(before) => before.after = after,
-            None => self.first = after,
+            None => queue.first = after,
         }
         match self.blocks.get_mut(after as usize) {
             Some(after) => after.before = before,
-            None => self.last = before,
+            None => queue.last = before,
         }
         self.free -= 1;
     }

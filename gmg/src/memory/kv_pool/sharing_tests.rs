@@ -17,6 +17,8 @@ struct Naive {
     last_had_by: Vec<u32>,
     tables: BTreeMap<u64, Vec<usize>>,
     displaced: [u64; 2],
+    /// Whose contents go last.
+    keeper: Option<u32>,
     clock: usize,
 }
 
@@ -33,6 +35,7 @@ impl Naive {
             last_had_by: vec![9; blocks],
             tables: BTreeMap::new(),
             displaced: [0; 2],
+            keeper: None,
             clock: 0,
         }
     }
@@ -42,7 +45,9 @@ impl Naive {
     }
 
     fn pop(&mut self, by: u32) -> usize {
-        let block = self.queue.remove(0);
+        let is_kept = |&block: &usize| self.contents[block].is_some_and(|(owner, ..)| Some(owner) == self.keeper);
+        let place = self.queue.iter().position(|block| !is_kept(block)).unwrap_or(0);
+        let block = self.queue.remove(place);
         if let Some((owner, ..)) = self.contents[block].take() {
             self.displaced[owner as usize] += u64::from(owner != by);
         }
@@ -141,14 +146,16 @@ impl Naive {
     }
 
     fn drop_cached(&mut self, of: Option<u32>) -> u32 {
-        let mut dropped = 0;
+        let (mut dropped, mut last) = (0, Vec::new());
         for &block in &self.queue {
             let content = &mut self.contents[block];
-            if content.is_some_and(|(owner, ..)| of.is_none_or(|of| of == owner)) {
-                *content = None;
+            if let Some((owner, ..)) = content.take_if(|(owner, ..)| of.is_none_or(|of| of == *owner)) {
                 dropped += 1;
+                last.extend((Some(owner) == self.keeper).then_some(block));
             }
         }
+        self.queue.retain(|block| !last.contains(block));
+        self.queue.extend(last);
         dropped
     }
 
@@ -197,13 +204,20 @@ proptest! {
         steps in prop::collection::vec((0u8..16, 0..REQUESTS, 0..REQUESTS, 0u32..5, prop::collection::vec(0..HASHES, 0..5)), 1..120),
     ) {
         let caching = steps.len() % 2 == 0;
+        let keeper = [None, Some(0), Some(1)][steps.len() / 2 % 3];
         let (mut pool, mut naive) = (if caching { KvPool::caching(BLOCKS) } else { KvPool::new(BLOCKS) }, Naive::new());
         for (kind, request, other, number, hashes) in steps {
             let (id, of) = (RequestId(request), TenantId(tenant(request)));
             match kind {
                 0..=2 => prop_assert_eq!(pool.grow(id, of, number), naive.grow(request, number)),
                 3..=4 => prop_assert_eq!(pool.release(id), naive.release(request)),
-                5..=7 => prop_assert_eq!(pool.publish(id, number / 3, &hashes), naive.publish(request, number / 3, &hashes)),
+                5..=7 => {
+                    prop_assert_eq!(pool.publish(id, number / 3, &hashes), naive.publish(request, number / 3, &hashes));
+                    if let Some(keeper) = keeper {
+                        pool.keep_for(TenantId(keeper));
+                        naive.keeper = keeper.into();
+                    }
+                }
                 8..=9 => prop_assert_eq!(pool.share(id, of, &hashes), naive.share(request, &hashes)),
                 10 => {
                     let fork = other % 2 == request % 2;
@@ -238,6 +252,7 @@ proptest! {
         planned in prop::collection::vec((any::<bool>(), 0u32..2, 0..HASHES, 0u32..4), 0..8),
     ) {
         let mut pool = KvPool::caching(BLOCKS);
+        pool.keep_for(TenantId(steps.len() as u32 % 3));
         for (kind, request, number, hashes) in steps {
             let (id, of) = (RequestId(request), TenantId(tenant(request)));
             match kind {
@@ -281,4 +296,59 @@ fn the_end_of_a_sequence_goes_before_its_beginning_and_the_oldest_sequence_first
     assert_eq!(pool.find(chat, &[1, 2, 3]), (2, 2));
     assert_eq!(pool.find(chat, &[4]), (0, 0));
     assert_eq!((pool.displaced(chat), pool.cached_by(chat)), (4, 2));
+}
+
+proptest! {
+    /// Whatever is shared and cached: blocks that go take nothing with them that a sequence holds, and tables are as they
+    /// were, each block in its new place.
+    #[test]
+    fn a_pool_that_shrinks_moves_what_sequences_hold(
+        steps in prop::collection::vec((0u8..8, 0..REQUESTS, 0u32..4, prop::collection::vec(0..HASHES, 0..4)), 1..60),
+        total in 0..BLOCKS,
+        keeper in 0u32..3,
+    ) {
+        let mut pool = KvPool::caching(BLOCKS);
+        pool.keep_for(TenantId(keeper));
+        for (kind, request, number, hashes) in steps {
+            let (id, of) = (RequestId(request), TenantId(tenant(request)));
+            match kind {
+                0..=2 => drop(pool.grow(id, of, number)),
+                3 => drop(pool.release(id)),
+                4..=6 => drop(pool.publish(id, 0, &hashes)),
+                _ => drop(pool.share(id, of, &hashes)),
+            }
+        }
+        let before = pool.clone();
+        let held = |pool: &KvPool, hash| (0..2).map(TenantId).map(|of| {
+            let (found, free) = pool.find(of, &[hash]);
+            found - free
+        }).collect::<Vec<_>>();
+        let Some(moves) = pool.resize(total) else {
+            prop_assert!(before.used_blocks() > total);
+            return Ok(());
+        };
+        prop_assert!(moves.iter().all(|&(from, to)| to < total && total <= from) && moves.is_sorted());
+        let place = |block: &u32| moves.iter().find(|(from, _)| from == block).map_or(*block, |&(_, to)| to);
+        for request in (0..REQUESTS).map(RequestId) {
+            let expected: Vec<u32> = before.table(request).iter().map(place).collect();
+            prop_assert_eq!(pool.table(request), expected);
+            for index in 0..pool.table(request).len() as u32 {
+                prop_assert_eq!(pool.holders(request, index), before.holders(request, index));
+            }
+        }
+        prop_assert_eq!((pool.total(), pool.used_blocks()), (total, before.used_blocks()));
+        for hash in 0..HASHES {
+            prop_assert!(held(&pool, hash) >= held(&before, hash), "what is held is found as before");
+        }
+        // The pool goes on: every free block can be taken, once.
+        let free = pool.free_blocks();
+        prop_assert!(pool.grow(RequestId(99), TenantId(0), free) && !pool.grow(RequestId(98), TenantId(0), 1));
+        let all: std::collections::HashSet<u32> = pool.sequences().into_iter().flat_map(|id| pool.table(id).to_vec()).collect();
+        prop_assert_eq!(all.len() as u32, total);
+        prop_assert!(all.into_iter().all(|block| block < total));
+        pool.sequences().into_iter().for_each(|id| {
+            pool.release(id);
+        });
+        prop_assert_eq!(pool.free_blocks(), total);
+    }
 }

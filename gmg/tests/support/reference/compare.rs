@@ -83,7 +83,7 @@ impl Reference {
     fn assert_device(&self, id: DeviceId, expected: &Device, view: &impl GmgView) {
         let memory = view.memory(id).unwrap();
         assert_eq!(view.is_lost(id), expected.lost, "{id}");
-        assert_eq!(view.container_of(id).is_some(), expected.owned, "{id}");
+        assert_eq!(view.owner(id), expected.owner, "{id}");
         assert_eq!(*memory.layout(), expected.layout, "{id}");
         let weights = memory.models().map(|(model, state)| {
             let region = memory.weight_region(model).unwrap();

@@ -71,7 +71,7 @@ impl Reference {
             return None;
         }
         for (&device, stage) in container.devices.iter().zip(stages.iter().cycle()) {
-            let device = self.usable(device).filter(|device| !device.owned)?;
+            let device = self.usable(device).filter(|device| device.owner.is_none())?;
             device.weight_slot(stage.weights.get())?;
         }
         let first = self.models.len() as u32;
@@ -81,7 +81,7 @@ impl Reference {
             let offset = device.weight_slot(stages[stage].weights.get())?;
             let slot = (offset, align(stages[stage].weights.get()), WeightState::Resident);
             device.weights.insert(ModelId(first + stage as u32), slot);
-            device.owned = true;
+            (device.owner, device.kv.keeper) = (Some(tenant), Some(tenant));
         }
         self.models.extend(stages.iter().map(|stage| Model::of(stage, tenant)));
         self.containers.push((container.devices.clone(), pipeline));

@@ -199,7 +199,7 @@ impl Reference {
         let sequences: Vec<_> = device.kv.tables.keys().copied().collect();
         sequences.into_iter().for_each(|request| self.forget_sequence(request));
         let device = &mut self.devices[id.index()];
-        device.kv = Pool::new(device.layout.kv_blocks());
+        device.kv = Pool::new(device.layout.kv_blocks(), device.owner);
         for job in self.jobs.values_mut() {
             let arena = job.arena.is_some_and(|(on, _, _)| on == id);
             if arena || (job.batch_on == Some(id) && job.any(|op| op == Op::Pending)) {

@@ -12,16 +12,19 @@ pub(super) struct Pool {
     contents: Vec<Option<(TenantId, u64, usize)>>,
     pub(super) tables: BTreeMap<RequestId, (TenantId, Vec<usize>)>,
     displaced: BTreeMap<TenantId, u64>,
+    /// Whose contents go last.
+    pub(super) keeper: Option<TenantId>,
     clock: usize,
 }
 
 impl Pool {
-    pub(super) fn new(blocks: u32) -> Self {
+    pub(super) fn new(blocks: u32, keeper: Option<TenantId>) -> Self {
         Self {
             queue: (0..blocks as usize).collect(),
             contents: vec![None; blocks as usize],
             tables: BTreeMap::new(),
             displaced: BTreeMap::new(),
+            keeper,
             clock: 0,
         }
     }
@@ -44,7 +47,9 @@ impl Pool {
     }
 
     fn pop(&mut self, by: TenantId) -> usize {
-        let block = self.queue.remove(0);
+        let is_kept = |&block: &usize| self.contents[block].is_some_and(|(owner, ..)| Some(owner) == self.keeper);
+        let place = self.queue.iter().position(|block| !is_kept(block)).unwrap_or(0);
+        let block = self.queue.remove(place);
         if let Some((owner, ..)) = self.contents[block].take() {
             *self.displaced.entry(owner).or_default() += u64::from(owner != by);
         }
@@ -112,10 +117,15 @@ impl Pool {
     }
 
     pub(super) fn drop_cached(&mut self, of: impl Fn(TenantId) -> bool) {
+        let mut last = Vec::new();
         for &block in &self.queue {
-            if self.contents[block].is_some_and(|(owner, ..)| of(owner)) {
-                self.contents[block] = None;
+            if let Some((owner, ..)) = self.contents[block].take_if(|(owner, ..)| of(*owner))
+                && Some(owner) == self.keeper
+            {
+                last.push(block);
             }
         }
+        self.queue.retain(|block| !last.contains(block));
+        self.queue.extend(last);
     }
 }
