@@ -27,7 +27,8 @@ pub struct BatchOptions {
     /// next one from what came out of the last; one is vLLM's asynchronous scheduling.
     pub ahead: u32,
     /// Sequences that begin alike hold the same KV blocks, as far as the pool that a plan is made for has them:
-    /// [`Prefixes`](crate::batching::Prefixes). No effect with [`whole_prompts`](Self::whole_prompts).
+    /// [`Prefixes`](crate::batching::Prefixes). No effect with [`whole_prompts`](Self::whole_prompts), nor with
+    /// iterations formed [`ahead`](Self::ahead).
     pub prefix_caching: bool,
 }
 

@@ -86,7 +86,7 @@ pub struct Sequence {
     pub pending: u32,
     /// KV blocks that it holds.
     pub blocks: u32,
-    /// Tokens of its prompt that were there when it was first admitted, in a prefix cache.
+    /// Tokens of its prompt that were never computed, because a prefix cache had them whenever it was admitted.
     pub cached: u32,
     /// What the blocks of its prompt contain.
     pub hashes: BlockHashes,
@@ -232,9 +232,7 @@ impl Sequence {
     /// It begins with `tokens` tokens that are there already.
     pub(crate) fn begin(&mut self, tokens: u32) {
         self.computed = tokens;
-        if self.preemptions == 0 {
-            self.cached = tokens;
-        }
+        self.cached = if self.preemptions == 0 { tokens } else { self.cached.min(tokens) };
     }
 
     /// An iteration that computes `tokens` of it is on its way.

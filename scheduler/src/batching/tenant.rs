@@ -145,9 +145,11 @@ impl Batcher {
         }
     }
 
-    /// True if its sequences share blocks of pools that somebody else keeps.
+    /// True if its sequences share blocks of pools that somebody else keeps. Not with iterations formed ahead: what
+    /// one of them computes would be published by its rows alone, and a sequence that has lost its blocks since and
+    /// got others has the same rows.
     pub fn shares_blocks(&self) -> bool {
-        self.options.prefix_caching && !self.options.whole_prompts
+        self.options.prefix_caching && !self.options.whole_prompts && self.options.ahead == 0
     }
 
     /// What sequences of a replica find.

@@ -28,8 +28,9 @@ impl<W: World> Driver<W> {
                     continue;
                 }
                 Action::Cancel { job } => {
+                    // Of a gang, all ranks or none: the graph keeps one of which a part is on a lane.
                     let key = self.gmg.view().job(job).map(|job| job.spec.key);
-                    if let Some(key) = key.filter(|_| self.is_off_lanes(job)) {
+                    if let Some(key) = key.filter(|_| self.ranks(job).iter().all(|&rank| self.is_off_lanes(rank))) {
                         self.abandon(key);
                     }
                     action
@@ -63,8 +64,10 @@ impl<W: World> Driver<W> {
             }
             (None, Some(key)) => {
                 self.abandon(key);
-                self.apply(Intent::Cancel { job })?;
-                ranks.into_iter().try_for_each(|job| self.apply(Intent::Retire { job }))
+                ranks.into_iter().try_for_each(|job| {
+                    self.apply(Intent::Cancel { job })?;
+                    self.apply(Intent::Retire { job })
+                })
             }
         }
     }

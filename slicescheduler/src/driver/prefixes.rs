@@ -50,9 +50,12 @@ impl<W: World> Driver<W> {
         let Some(batcher) = self.batching.get(key.tenant as usize).filter(|batcher| batcher.shares_blocks()) else {
             return Ok(());
         };
-        let (end, done) = (job.op_count(), |state| state == StoredState::Done);
-        let is_last = |range| job.segments.all(range, |segment| done(segment.state));
-        let ends = ops.end <= end && is_last(0..ops.start.min(end)) && is_last(ops.end..end);
+        let end = job.op_count();
+        let is_done = |range| job.segments.all(range, |segment| segment.state == StoredState::Done);
+        // What the graph will not take for an end, because it was not on a lane, publishes nothing.
+        let ran = |range| job.segments.all(range, |segment| segment.state.is_on_lane());
+        let ends =
+            ops.start < ops.end && ops.end <= end && ran(ops.clone()) && is_done(0..ops.start) && is_done(ops.end..end);
         let Some(device) = job.kv_on.filter(|&device| ends && !view.is_lost(device)) else { return Ok(()) };
         let Some((kv, state)) =
             view.memory(device).map(|memory| memory.kv()).zip(batcher.replicas().get(key.replica as usize))

@@ -40,8 +40,8 @@ const SAMPLE: usize = 1024;
 
 impl Scenario {
     /// The median prompt and the median answer of the tenant at `index`, in tokens: of its first 1,024 requests with
-    /// the seed 0, before any drift, however long the scenario lasts. So it is a property of the workload, not of
-    /// what a run will bring. [`None`] without such a tenant or request.
+    /// the seed 0, before any drift, however long the scenario lasts. So it is a property of the workload, as a
+    /// promise is; of a recorded trace, a run that begins there brings the same requests. [`None`] without such a tenant or request.
     ///
     /// # Errors
     /// Those of [`requests`](Self::requests).
