@@ -127,6 +127,9 @@ impl<W: World> Driver<W> {
         let Some(batcher) = self.batching.get_mut(replica.tenant.index()) else { return Ok(None) };
         let mut preempted = std::mem::take(&mut self.preempted);
         let pool = pool_of(&self.gmg, batcher, replica.index);
+        // Blocks that are promised and not there cannot be shared. Without prefix caches the graph drops such a job.
+        let free = pool.filter(|_| batcher.shares_blocks()).map_or(u32::MAX, KvPool::free_blocks);
+        let limits = BatchLimits { new_blocks: limits.new_blocks.min(free), ..limits };
         let formed = batcher.form_in(replica.index, pool, limits, &mut preempted);
         let plan = batcher.latest_plan();
         let short = match rank {
