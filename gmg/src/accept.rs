@@ -69,15 +69,14 @@ fn try_existing(gmg: &mut Gmg, action: &Action, accepted: &mut Accepted) -> Resu
         }
         Action::Cancel { job } => {
             let found = gmg.state().job(job).ok_or(GmgError::NoSuchJob(job))?;
-            let ranks =
+            let mut ranks: SmallVec<[JobId; 4]> =
                 found.gang.as_ref().map_or_else(|| std::slice::from_ref(&job).into(), |gang| gang.jobs().into());
-            let ranks: SmallVec<[JobId; 4]> = ranks;
+            ranks.retain(|rank| gmg.state().job(*rank).is_some());
             if let Some(&placed) = ranks.iter().find(|&&rank| gmg.state().job(rank).is_some_and(Job::is_dispatched)) {
                 return Err(GmgError::StillDispatched(placed));
             }
             // A rank that is done has nothing to give up, so each of the others is told by itself.
-            for rank in ranks.into_iter().filter(|&rank| gmg.state().job(rank).is_some()).collect::<SmallVec<[_; 4]>>()
-            {
+            for rank in ranks {
                 accepted.applied.push(gmg.apply(Intent::Cancel { job: rank })?);
                 accepted.applied.push(gmg.apply(Intent::Retire { job: rank })?);
             }
