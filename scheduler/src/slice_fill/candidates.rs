@@ -119,6 +119,9 @@ impl SliceFill {
             } else if !is_owner {
                 limits.not_due_before = context.now;
             }
+            if !is_owner {
+                limits.tokens = self.prompt_tokens(context, &replica);
+            }
             context.demand.peek(replica.id, limits, &mut self.scratch);
             if is_owner && self.is_short() {
                 let wanted =

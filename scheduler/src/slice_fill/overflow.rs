@@ -106,7 +106,7 @@ impl SliceFill {
         if !context.budget.take() {
             return false;
         }
-        let tokens = u64::from(context.demand.token_budget(tenant)).min(waiting.tokens);
+        let tokens = u64::from(self.prompt_tokens(context, replica)).min(waiting.tokens);
         let action = prompt_action(context, replica, tokens, &waiting, Rank::GuestLatency);
         self.finish_of_last(context, &[action]).is_some_and(|finish| finish < at_home)
     }
@@ -186,7 +186,7 @@ impl SliceFill {
             .collect();
         // On an empty lane a prompt is done as soon as on any other of its kind: those go first, and one is enough.
         hosts.sort_by_key(|replica| !runs_nothing(context, replica.device));
-        let (view, tokens) = (context.view, u64::from(context.demand.token_budget(tenant)));
+        let view = context.view;
         while left.tokens > 0 && !hosts.is_empty() {
             let mut best: Option<(Nanos, usize)> = None;
             let mut done: SmallVec<[&Arc<DeviceSpec>; 2]> = SmallVec::new();
@@ -198,7 +198,8 @@ impl SliceFill {
                 if !context.budget.take() {
                     break;
                 }
-                let action = prompt_action(context, replica, tokens.min(left.tokens), &left, Rank::GuestLatency);
+                let tokens = left.tokens.min(u64::from(self.prompt_tokens(context, replica)));
+                let action = prompt_action(context, replica, tokens, &left, Rank::GuestLatency);
                 let Some(finish) = self.finish_of_last(context, &[action]) else { continue };
                 let latest = self.starts.get(leader_of(context.view, replica.device));
                 let rejected = match latest {
@@ -220,17 +221,27 @@ impl SliceFill {
             }
             let Some((_, index)) = best else { break };
             let replica = hosts.remove(index);
+            let tokens = self.prompt_tokens(context, &replica);
             let limits = BatchLimits {
-                tokens: tokens as u32,
+                tokens,
                 not_due_before: context.now,
                 ..unlimited(self.latency_blocks(context, &replica, false, plan))
             };
             form(context.view, &replica, limits, plan);
-            left.tokens = left.tokens.saturating_sub(tokens);
+            left.tokens = left.tokens.saturating_sub(u64::from(tokens));
         }
         if left.tokens > 0 {
             self.fetch(context, tenant, &left, plan);
         }
+    }
+
+    /// How many tokens an iteration may have that takes requests in on a guest's replica: where the owner does not
+    /// lend its slack it has to wait for one operator of that iteration at most, so these are short.
+    pub(super) fn prompt_tokens(&self, context: &Context<'_>, replica: &ReplicaInfo) -> u32 {
+        let budget = context.demand.token_budget(replica.id.tenant);
+        let owner = context.view.owner(replica.device).filter(|&owner| is_latency(context.view, owner));
+        let is_strict = owner.is_some_and(|owner| !self.lends(context, owner));
+        if is_strict { budget.min(self.options.guest_tokens) } else { budget }
     }
 
     /// True if the device could start a guest's prompt now: nothing latency-sensitive is on its

@@ -8,9 +8,12 @@
 use std::ops::RangeInclusive;
 
 use slicescheduler::scenario::{Class, LendingMode, Scenario};
+use slicescheduler_gmg::id::DeviceId;
+use slicescheduler_gmg::plan::Rank;
 use slicescheduler_gmg::units::Nanos;
 
-use crate::rig::{driven, simulated};
+use crate::rig::{Faults, ROOMY, as_they_are, driven, replayed, simulated, small};
+use crate::witness::Decided;
 
 const RUNS: RangeInclusive<u64> = 1..=4;
 
@@ -87,4 +90,27 @@ fn strict_owners_are_as_fast_as_alone() {
         }
     }
     assert!(harm.is_empty(), "{harm:#?}");
+}
+
+/// An owner that does not lend its slack waits for one operator of a guest: those of prompts from elsewhere are as
+/// short there as best-effort ones (`guest_tokens`, 512). Owners that lend theirs take whole prompts.
+#[test]
+fn prompts_from_elsewhere_are_cut_on_devices_of_strict_owners() {
+    const STRICT: DeviceId = DeviceId(1);
+    let (mut cut, mut whole) = (0, 0);
+    for seed in RUNS {
+        let scenario = small(ROOMY, Nanos::secs(20), seed);
+        let (_, seen) = replayed(&scenario, "slice-fill", &Faults::default(), as_they_are());
+        for (at, decided) in &seen.decided {
+            let Decided::Launch { spec, lane, rank: Rank::GuestLatency, .. } = decided else { continue };
+            let tokens: u32 = spec.rows.iter().map(|row| row.tokens).sum();
+            if lane.device == STRICT {
+                assert!(tokens <= 512, "seed {seed}, at {at}: {tokens} tokens of a guest");
+                cut += u32::from(tokens == 512);
+            } else {
+                whole += u32::from(tokens > 512);
+            }
+        }
+    }
+    assert!(cut > 10 && whole > 10, "{cut} prompts were cut, {whole} were not");
 }
