@@ -10,43 +10,32 @@
 //! [`Driver::step`] lends both. A pass is deterministic, so a replay with one seed is one sequence
 //! of decisions.
 
+mod arrivals;
 mod carry_out;
 mod ending;
 mod error;
+mod losses;
 mod measure;
 mod prefixes;
 
 use std::sync::Arc;
 
-use slicescheduler_gmg::delta::NewRequest;
-use slicescheduler_gmg::id::{DeviceId, JobId, JobKey, ModelId, RequestId, TenantId};
-use slicescheduler_gmg::job::{Job, JobSpec, StoredState};
+use slicescheduler_gmg::id::{DeviceId, JobId, JobKey, RequestId};
+use slicescheduler_gmg::job::Job;
 use slicescheduler_gmg::plan::{Action, Clock, Ended, Event, Failure, Observer, Plan, WhatIf, World};
-use slicescheduler_gmg::tenant::Slo;
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{Applied, Delta, Effect, Gmg, GmgView, Intent};
 use slicescheduler_scheduler::admission::Admission;
-use slicescheduler_scheduler::batching::{Batcher, BlockHashes, Completed, ReplicaState, Sequence};
+use slicescheduler_scheduler::batching::{Batcher, Completed};
 use slicescheduler_scheduler::check_plan;
-use slicescheduler_scheduler::demand::{Demand, OnGraph};
+use slicescheduler_scheduler::demand::OnGraph;
 use slicescheduler_scheduler::explain::{DecisionLog, Explain, Explanation};
 use slicescheduler_scheduler::policy::{Budget, Context, Policy};
 
+pub use arrivals::Arrival;
 pub use error::{DriverError, RequestError};
+pub use losses::Lost;
 pub use measure::{DecisionTimes, MeasuredWhatIf};
-
-/// A request that ended without its answer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Lost {
-    /// The request.
-    pub request: RequestId,
-    /// Its tenant.
-    pub tenant: TenantId,
-    /// When it arrived.
-    pub arrival: Nanos,
-    /// Why.
-    pub reason: RequestError,
-}
 
 /// How the loop is set up.
 #[derive(Clone, Debug)]
@@ -277,85 +266,6 @@ impl<W: World> Driver<W> {
         self.carry_out(plan, observer)
     }
 
-    /// Enters a request and decides what follows from it.
-    ///
-    /// # Errors
-    /// If the tenant is unknown, or the world is broken. A request that can never fit is entered
-    /// and [lost](Self::take_lost) at once.
-    pub fn submit(&mut self, request: NewRequest, observer: &mut dyn Observer) -> Result<RequestId, DriverError> {
-        self.submit_with(request, None, BlockHashes::default(), observer)
-    }
-
-    /// As [`submit`](Self::submit), with a service level of the request's own in place of its tenant's, where there
-    /// is one.
-    ///
-    /// # Errors
-    /// Those of `submit`, and if the tenant has no service level but the request one of its own.
-    pub fn submit_with_slo(
-        &mut self,
-        request: NewRequest,
-        own: Option<Slo>,
-        observer: &mut dyn Observer,
-    ) -> Result<RequestId, DriverError> {
-        self.submit_with(request, own, BlockHashes::default(), observer)
-    }
-
-    /// As [`submit`](Self::submit), for a prompt of which it is known what its blocks contain: where
-    /// its tenant [shares blocks](slicescheduler_scheduler::batching::BatchOptions::prefix_caching), what is there
-    /// already is not computed again. One hash per full block of as many tokens as the tenant's blocks have.
-    ///
-    /// # Errors
-    /// As [`submit`](Self::submit).
-    pub fn submit_hashed(
-        &mut self,
-        request: NewRequest,
-        hashes: BlockHashes,
-        observer: &mut dyn Observer,
-    ) -> Result<RequestId, DriverError> {
-        self.submit_with(request, None, hashes, observer)
-    }
-
-    /// As [`submit_with_slo`](Self::submit_with_slo) and [`submit_hashed`](Self::submit_hashed) in one.
-    ///
-    /// # Errors
-    /// Theirs.
-    pub fn submit_with(
-        &mut self,
-        request: NewRequest,
-        own: Option<Slo>,
-        hashes: BlockHashes,
-        observer: &mut dyn Observer,
-    ) -> Result<RequestId, DriverError> {
-        self.now = self.now.max(request.arrival);
-        let id = self.gmg.next_request_id();
-        let applied = self.gmg.apply(Intent::Submit(request))?;
-        self.follow(&applied)?;
-        if let Some(slo) = own
-            && let Err(refused) = self.apply(Intent::SetSlo { request: id, slo })
-        {
-            self.apply(Intent::RetireRequest { request: id })?;
-            return Err(refused);
-        }
-        let slo = self.gmg.view().request(id).and_then(|request| request.slo);
-        let sequence = Sequence::new(id, request.arrival, slo, request.prompt, request.max_output).with_hashes(hashes);
-        let waiting = self.batching.waiting(request.tenant);
-        let refused = self.admission.check(self.now, slo, waiting).err().map(RequestError::NotAdmitted);
-        if let Some(reason) = self.never_fits(request.tenant, request.prompt).or(refused) {
-            self.apply(Intent::Reject { request: id })?;
-            self.lose(id, request.tenant, reason)?;
-            return Ok(id);
-        }
-        self.batching[request.tenant.index()].enter(sequence);
-        let event = Event::Arrived { request: id, at: self.now };
-        self.observe(event.clone())?;
-        observer.on_event(&event, self.gmg.view());
-        if let Some(log) = &mut self.log {
-            log.on_event(&event, self.gmg.view());
-        }
-        self.decide(&event, observer)?;
-        Ok(id)
-    }
-
     /// Waits for the world until `until` and makes a pass for everything that happened. Returns the
     /// time, which is before `until` if something happened earlier.
     ///
@@ -455,113 +365,6 @@ impl<W: World> Driver<W> {
             }
         }
         Ok(())
-    }
-
-    /// Ends what `job` is a part of, if that has failed and nothing of it is on a lane any more.
-    fn end_failed(&mut self, job: JobId) -> Result<(), DriverError> {
-        if self.failing.is_empty() {
-            return Ok(());
-        }
-        let Some(spec) = self.gmg.view().job(job).map(|job| job.spec.clone()) else { return Ok(()) };
-        let ranks = self.ranks(job);
-        let on_lane = |rank: &JobId| self.gmg.view().job(*rank).is_some_and(Job::is_dispatched);
-        let Some(at) = self.failing.iter().position(|(key, _)| *key == spec.key) else { return Ok(()) };
-        if ranks.iter().any(on_lane) {
-            return Ok(());
-        }
-        let (_, failure) = self.failing.swap_remove(at);
-        for rank in ranks {
-            self.apply(Intent::Retire { job: rank })?;
-        }
-        self.fail_rows(&spec, &RequestError::Failed(failure))
-    }
-
-    /// The requests of a failed job end with an error; nobody else notices.
-    fn fail_rows(&mut self, spec: &JobSpec, reason: &RequestError) -> Result<(), DriverError> {
-        let tenant = TenantId(spec.key.tenant);
-        let Some(batcher) = self.batching.get_mut(tenant.index()) else { return Ok(()) };
-        batcher.abandon(spec.key.replica);
-        let failed: Vec<RequestId> = spec.rows.iter().map(|row| row.request).collect();
-        batcher.drop_running(spec.key.replica, &failed);
-        for request in failed {
-            self.lose(request, tenant, reason.clone())?;
-        }
-        Ok(())
-    }
-
-    fn lose(&mut self, request: RequestId, tenant: TenantId, reason: RequestError) -> Result<(), DriverError> {
-        let Some(arrival) = self.gmg.view().request(request).map(|request| request.arrival) else { return Ok(()) };
-        self.apply(Intent::RetireRequest { request })?;
-        self.lost.push(Lost { request, tenant, arrival, reason });
-        Ok(())
-    }
-
-    /// A job of the graph and those of the other ranks, as far as they are still there.
-    fn ranks(&self, id: JobId) -> Vec<JobId> {
-        let view = self.gmg.view();
-        let members = view.job(id).and_then(|job| job.gang.as_ref());
-        let ranks = members.map_or_else(|| vec![id], |members| members.jobs().to_vec());
-        ranks.into_iter().filter(|&rank| view.job(rank).is_some()).collect()
-    }
-
-    /// Sequences on a lost device are recomputed elsewhere; jobs that were lost go, and those of the other ranks
-    /// with them.
-    fn device_lost(&mut self, device: DeviceId) -> Result<(), DriverError> {
-        let mut jobs = Vec::new();
-        self.gmg.view().jobs(&mut jobs);
-        for &id in &jobs {
-            let lost = |state| state == StoredState::Lost;
-            if self.gmg.view().job(id).is_some_and(|job| job.segments.iter().any(|segment| lost(segment.state))) {
-                let ranks = self.ranks(id);
-                self.apply(Intent::Cancel { job: id })?;
-                for rank in ranks {
-                    self.apply(Intent::Retire { job: rank })?;
-                }
-            }
-        }
-        let view = self.gmg.view();
-        let there = |key: &JobKey| jobs.iter().any(|&id| view.job(id).is_some_and(|job| job.spec.key == *key));
-        self.failing.retain(|(key, _)| there(key));
-        for batcher in &mut self.batching {
-            let view = self.gmg.view();
-            // A group is lost with any of its devices.
-            let group = view.group(device).first().filter(|_| view.is_home(batcher.tenant(), device));
-            let place = group.copied().unwrap_or(device);
-            while let Some(replica) = batcher.replica_on(place).filter(|replica| batcher.holds_sequences(replica.index))
-            {
-                batcher.lose(replica.index);
-            }
-        }
-        self.end_homeless()
-    }
-
-    /// Why a prompt of this tenant could not be computed on any of its own devices.
-    fn never_fits(&self, tenant: TenantId, tokens: u32) -> Option<RequestError> {
-        if self.is_homeless(tenant) {
-            return Some(RequestError::NoDevice);
-        }
-        let batcher = self.batching.get(tenant.index())?;
-        let blocks = tokens.div_ceil(batcher.options().block_tokens.max(1)).saturating_add(1);
-        let own = self.homes.get(tenant.index())?.iter().filter_map(|&device| batcher.replica_on(device));
-        let own = own.filter_map(|replica| batcher.replicas().get(replica.index as usize));
-        let view = self.gmg.view();
-        let most_on = |replica: &ReplicaState| match view.group(replica.device) {
-            [] => self.most_blocks(replica.model, replica.device),
-            group => group.iter().map(|&device| self.most_blocks(replica.model, device)).min().flatten(),
-        };
-        let most = own.filter_map(most_on).max().unwrap_or(0);
-        (blocks > most).then_some(RequestError::TooLong { tokens, blocks, most })
-    }
-
-    /// The KV blocks that an owner's sequence can have on its device: all of them, and where weights give
-    /// way to it, those of the part for weights that its own leave.
-    fn most_blocks(&self, model: ModelId, device: DeviceId) -> Option<u32> {
-        let view = self.gmg.view();
-        let memory = view.memory(device)?;
-        let shared = self.shares_slots && self.policy.shares_slots();
-        let own = memory.weight_region(model).filter(|_| shared).map(|region| region.end());
-        let borrowed = own.map_or(0, |end| memory.layout().borrowable_from(end));
-        Some(memory.kv().total().max(memory.layout().kv_blocks() + borrowed))
     }
 
     fn decide(&mut self, event: &Event, observer: &mut dyn Observer) -> Result<(), DriverError> {

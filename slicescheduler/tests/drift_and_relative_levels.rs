@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use std::sync::Arc;
 
-use slicescheduler::driver::{Driver, DriverError, DriverOptions};
+use slicescheduler::driver::{Arrival, Driver, DriverError, DriverOptions};
 use slicescheduler::replay::{ReplayOptions, Silent, policy, simulate};
 use slicescheduler::report::PolicySummary;
 use slicescheduler::scenario::{Scenario, ScenarioError, Slo, Source, Workload};
@@ -234,7 +234,7 @@ fn a_driver_enters_requests_with_levels_of_their_own() {
     let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options).unwrap();
     let request = |tenant| NewRequest { tenant: TenantId(tenant), arrival: Nanos::ZERO, prompt: 100, max_output: 9 };
     let own = Slo { ttft: Nanos::ms(7), tpot: Nanos::ms(1) };
-    let id = driver.submit_with_slo(request(0), Some(own), &mut Nobody).unwrap();
+    let id = driver.submit(Arrival::from(request(0)).slo(own), &mut Nobody).unwrap();
     assert_eq!(driver.gmg().view().request(id).unwrap().slo, Some(own));
     assert_eq!(driver.gmg().view().request(id).unwrap().due(2), Nanos::ms(9));
     let of_sequence = |driver: &Driver<SimWorld>, id| {
@@ -245,8 +245,10 @@ fn a_driver_enters_requests_with_levels_of_their_own() {
     assert_eq!(of_sequence(&driver, id), Some(own));
     let other = driver.submit(request(0), &mut Nobody).unwrap();
     assert_eq!(of_sequence(&driver, other), scenario.tenants[0].slo);
-    let next = driver.gmg().next_request_id();
-    let refused = driver.submit_with_slo(request(1), Some(own), &mut Nobody).unwrap_err();
+    let version = driver.gmg().version();
+    let refused = driver.submit(Arrival::from(request(1)).slo(own), &mut Nobody).unwrap_err();
     assert!(matches!(refused, DriverError::Gmg(GmgError::NoDueTimes(TenantId(1)))), "{refused}");
-    assert_eq!(driver.gmg().view().request(next), None, "nothing is left of it");
+    let unknown = driver.submit(request(9), &mut Nobody).unwrap_err();
+    assert!(matches!(unknown, DriverError::Gmg(GmgError::NoSuchTenant(TenantId(9)))), "{unknown}");
+    assert_eq!(driver.gmg().version(), version, "neither was entered");
 }

@@ -13,7 +13,7 @@ use slicescheduler_simulator::timeline::{Horizon, Timeline};
 use slicescheduler_simulator::world::{SimWorld, WorldCost, WorldOptions};
 
 use crate::bound::oracle::{Case, Known};
-use crate::driver::{Driver, DriverOptions};
+use crate::driver::{Arrival, Driver, DriverOptions};
 use crate::replay::{ReplayError, violates};
 use crate::scenario::Scenario;
 use crate::setup::Setup;
@@ -35,11 +35,7 @@ pub fn tokens_of(scenario: &Scenario, policy: Box<dyn Policy>, case: &Case) -> R
     let world = SimWorld::new(cluster, Box::new(WorldCost::default()), world_options);
     let what_if = Timeline::of(setup.gmg.view(), Arc::new(Roofline::default()), Horizon::secs(2))
         .launched_window(world_options.launched_window);
-    let options = DriverOptions {
-        shares_slots: true,
-        explain: std::env::var("ORCX").ok().map(|_| 4000),
-        ..DriverOptions::default()
-    };
+    let options = DriverOptions { shares_slots: true, ..DriverOptions::default() };
     let mut driver = Driver::new(setup.gmg, setup.batching, policy, Box::new(what_if), world, options)?;
     driver.prefetch(setup.prefetch, &mut Nobody)?;
     let mut requests: Vec<&Known> = case.requests.iter().collect();
@@ -54,7 +50,7 @@ pub fn tokens_of(scenario: &Scenario, policy: Box<dyn Policy>, case: &Case) -> R
         let tenant = TenantId(known.tenant as u32);
         let prompt = known.sizes.prompt;
         let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
-        driver.submit_with_slo(request, setup.levels.of(tenant, prompt), &mut Nobody)?;
+        driver.submit(Arrival::from(request).slo(setup.levels.of(tenant, prompt)), &mut Nobody)?;
     }
     let end = WEIGHTS_COME + case.horizon;
     while driver.now() < end {

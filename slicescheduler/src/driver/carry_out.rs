@@ -53,23 +53,22 @@ impl<W: World> Driver<W> {
     /// on their lanes already, they come back, and then all of them may go on.
     fn give_up(&mut self, job: JobId, observer: &mut dyn Observer) -> Result<(), DriverError> {
         let ranks = self.ranks(job);
-        let placed = ranks.iter().find(|&&rank| !self.is_off_lanes(rank)).copied();
-        match (placed, self.gmg.view().job(job).map(|job| job.spec.key)) {
-            (_, None) => Ok(()),
-            (Some(placed), _) if placed == job => Ok(()),
-            (Some(job), _) => {
-                let recall = Action::Recall { job, fate: Fate::Keep };
-                let based_on = self.gmg.version();
-                self.accept(Plan { based_on, actions: [recall].into_iter().collect(), wake_at: None }, observer)
-            }
-            (None, Some(key)) => {
-                self.abandon(key);
-                ranks.into_iter().try_for_each(|job| {
-                    self.apply(Intent::Cancel { job })?;
-                    self.apply(Intent::Retire { job })
-                })
-            }
-        }
+        let action = match ranks.iter().find(|&&rank| !self.is_off_lanes(rank)) {
+            _ if ranks.is_empty() => return Ok(()),
+            Some(&placed) if placed == job => return Ok(()),
+            Some(&placed) => Action::Recall { job: placed, fate: Fate::Keep },
+            None => Action::Cancel { job },
+        };
+        let based_on = self.gmg.version();
+        self.carry_out(Plan { based_on, actions: [action].into_iter().collect(), wake_at: None }, observer)
+    }
+
+    /// A job of the graph and those of the other ranks, as far as they are still there.
+    pub(super) fn ranks(&self, id: JobId) -> Vec<JobId> {
+        let view = self.gmg.view();
+        let members = view.job(id).and_then(|job| job.gang.as_ref());
+        let ranks = members.map_or_else(|| vec![id], |members| members.jobs().to_vec());
+        ranks.into_iter().filter(|&rank| view.job(rank).is_some()).collect()
     }
 
     fn is_off_lanes(&self, job: JobId) -> bool {

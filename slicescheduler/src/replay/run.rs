@@ -15,7 +15,7 @@ use slicescheduler_simulator::timeline::{Horizon, Timeline};
 use slicescheduler_simulator::world::{SimWorld, WorldCost, WorldOptions};
 
 use crate::alone::RelativeLevels;
-use crate::driver::{Driver, DriverError, DriverOptions};
+use crate::driver::{Arrival, Driver, DriverError, DriverOptions};
 use crate::learned::Learned;
 use crate::replay::{ForecastOptions, Progress, Recorder, ReplayError, ReplayOptions};
 use crate::report::RunRecord;
@@ -235,7 +235,7 @@ fn enter<W: ReplayWorld>(
     driver.world_mut().prepare(id, tenant, &record).map_err(DriverError::World)?;
     recorder.arrived(tenant, arrival);
     let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
-    Ok(driver.submit_with(request, level, hashes.unwrap_or_default(), recorder)?)
+    Ok(driver.submit(Arrival::from(request).slo(level).hashes(hashes.unwrap_or_default()), recorder)?)
 }
 
 /// Fills every backlog's window. A request that is lost at once leaves its place empty until the next

@@ -12,7 +12,7 @@ use slicescheduler_gmg::plan::{Action, Clock, Command, Event, Observer, World, W
 use slicescheduler_gmg::units::Nanos;
 use slicescheduler_scheduler::batching::{BlockHashes, Completed};
 
-use crate::driver::{Driver, DriverError, Lost, RequestError};
+use crate::driver::{Arrival, Driver, DriverError, Lost, RequestError};
 use crate::learned::Learned;
 use crate::serve::inbox::{Inbox, Message, Submission};
 use crate::serve::mailbox::Recipient;
@@ -181,7 +181,8 @@ impl<W: TokenWorld> Service<W> {
         });
         self.driver.world_mut().enter(id, &request)?;
         let mut delivery = Delivery { answers: &self.answers, observer: &mut *self.observer };
-        self.driver.submit_hashed(NewRequest { tenant, arrival, prompt, max_output }, hashes, &mut delivery)?;
+        let request = NewRequest { tenant, arrival, prompt, max_output };
+        self.driver.submit(Arrival::from(request).hashes(hashes), &mut delivery)?;
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use slicescheduler::driver::{Driver, DriverOptions, Lost};
+use slicescheduler::driver::{Arrival, Driver, DriverOptions, Lost};
 use slicescheduler::replay::{ReplayWorld, Run, Silent, policy, run_policy};
 use slicescheduler::report::RunRecord;
 use slicescheduler::scenario::{PolicySpec, Scenario, Source};
@@ -347,7 +347,7 @@ impl<W: ReplayWorld> Driven<W> {
         let id = self.driver.gmg().next_request_id();
         self.driver.world_mut().prepare(id, tenant, &record).unwrap();
         let request = NewRequest { tenant, arrival, prompt, max_output: u32::MAX };
-        self.driver.submit_hashed(request, hashes, &mut Nobody).unwrap();
+        self.driver.submit(Arrival::from(request).hashes(hashes), &mut Nobody).unwrap();
         self.submitted.push(id);
         id
     }
