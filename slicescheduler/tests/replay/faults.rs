@@ -1,15 +1,13 @@
 //! Devices that are lost and kernels that fail: everybody else goes on, and nothing is lost silently.
 
-use std::collections::BTreeSet;
-
 use proptest::prelude::*;
 use slicescheduler::driver::{Driver, RequestError};
-use slicescheduler::setup::Setup;
 use slicescheduler_gmg::GmgView;
-use slicescheduler_gmg::id::{DeviceId, RequestId};
+use slicescheduler_gmg::id::DeviceId;
 use slicescheduler_gmg::units::Nanos;
 
-use crate::rig::{Driven, Faults, POLICIES, ROOMY, TIGHT, Watched, as_they_are, driven, replayed, small};
+use crate::accounted::{accounted, troubles};
+use crate::rig::{Driven, Faults, POLICIES, ROOMY, Watched, as_they_are, replayed, small};
 
 /// Batching and graph agree on who holds how many blocks where.
 fn ledgers_agree(driver: &Driver<Watched>) {
@@ -32,48 +30,15 @@ fn ledgers_agree(driver: &Driver<Watched>) {
     }
 }
 
-/// Every request is completed, lost with a reason, waiting or running; in one of these only.
-pub(crate) fn nobody_vanished(run: &Driven<Watched>) {
-    let open = |batcher: &slicescheduler_scheduler::batching::Batcher| {
-        let running = batcher.replicas().iter().flat_map(|replica| replica.running());
-        running.chain(batcher.waiting()).map(|sequence| sequence.request).collect::<Vec<_>>()
-    };
-    let open: Vec<RequestId> = run.driver.batching().iter().flat_map(open).collect();
-    let completed = run.completed.iter().map(|done| done.request);
-    let lost = run.lost.iter().map(|lost| lost.request);
-    let mut all: Vec<RequestId> = completed.chain(lost).chain(open.iter().copied()).collect();
-    all.sort_unstable();
-    assert_eq!(all, run.submitted, "every request is accounted for once");
-    let view = run.driver.gmg().view();
-    let known: BTreeSet<_> = run.submitted.iter().copied().filter(|&id| view.request(id).is_some()).collect();
-    assert_eq!(known, open.into_iter().collect(), "the graph forgets those that ended and no other");
-}
-
 fn checked(usable: f64, seed: u64, policy: &str, faults: &Faults) -> Driven<Watched> {
-    let scenario = small(usable, Nanos::secs(6), seed);
-    let world = |setup: &Setup| Watched::new(&scenario, setup, faults, as_they_are());
-    let run = driven(&scenario, policy, world, Nanos::secs(20), ledgers_agree);
-    nobody_vanished(&run);
-    assert_eq!(run.driver.counters().divergences, 0, "{policy}");
-    let complaints = &run.driver.world().witness.complaints;
-    assert!(complaints.is_empty(), "{policy}: {complaints:#?}");
-    let explained = |reason: &RequestError| matches!(reason, RequestError::Failed(_) | RequestError::NoDevice);
-    assert!(run.lost.iter().all(|lost| explained(&lost.reason)), "{policy}: {:?}", run.lost);
-    run
+    accounted(&small(usable, Nanos::secs(6), seed), policy, faults, Nanos::secs(20), ledgers_agree)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn whatever_fails_every_request_is_accounted_for(
-        seed in 0u64..1000,
-        usable in prop::sample::select(vec![TIGHT, ROOMY]),
-        devices in prop::collection::vec((0u64..8_000_000_000, 0u32..5), 0..4),
-        jobs_one_in in prop::sample::select(vec![0u64, 3, 50, 400]),
-    ) {
-        let devices = devices.iter().map(|&(at, device)| (Nanos(at), DeviceId(device))).collect();
-        let faults = Faults { devices, jobs_one_in };
+    fn whatever_fails_every_request_is_accounted_for((seed, usable, faults) in troubles(Nanos::secs(8), 5, 4)) {
         for policy in POLICIES {
             checked(usable, seed, policy, &faults);
         }

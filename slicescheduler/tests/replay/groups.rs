@@ -1,9 +1,8 @@
 //! Models that are spread over several devices: under every policy, in every world.
 
 use proptest::prelude::*;
-use slicescheduler::driver::{Driver, RequestError};
+use slicescheduler::driver::Driver;
 use slicescheduler::scenario::{Layout, Scenario};
-use slicescheduler::setup::Setup;
 use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::{DeviceId, TenantId};
 use slicescheduler_gmg::memory::ByteKind;
@@ -11,8 +10,8 @@ use slicescheduler_gmg::plan::Rank;
 use slicescheduler_gmg::units::{Bytes, Nanos};
 use slicescheduler_scheduler::baseline::BASELINES;
 
-use crate::faults::nobody_vanished;
-use crate::rig::{Driven, Faults, POLICIES, ROOMY, TIGHT, Watched, as_they_are, driven, groups, replayed};
+use crate::accounted::{accounted, troubles};
+use crate::rig::{Driven, Faults, POLICIES, ROOMY, Watched, as_they_are, groups, replayed};
 use crate::witness::Decided;
 
 /// Every rank has as many blocks of every sequence as batching says, and nothing else of the tenant.
@@ -36,16 +35,7 @@ fn ranks_agree(driver: &Driver<Watched>) {
 }
 
 fn checked(usable: f64, seed: u64, policy: &str, faults: &Faults) -> Driven<Watched> {
-    let scenario = groups(usable, Nanos::secs(5), seed);
-    let world = |setup: &Setup| Watched::new(&scenario, setup, faults, as_they_are());
-    let run = driven(&scenario, policy, world, Nanos::secs(40), ranks_agree);
-    nobody_vanished(&run);
-    assert_eq!(run.driver.counters().divergences, 0, "{policy}");
-    let complaints = &run.driver.world().witness.complaints;
-    assert!(complaints.is_empty(), "{policy}: {complaints:#?}");
-    let explained = |reason: &RequestError| matches!(reason, RequestError::Failed(_) | RequestError::NoDevice);
-    assert!(run.lost.iter().all(|lost| explained(&lost.reason)), "{policy}: {:?}", run.lost);
-    run
+    accounted(&groups(usable, Nanos::secs(5), seed), policy, faults, Nanos::secs(40), ranks_agree)
 }
 
 #[test]
@@ -98,9 +88,7 @@ fn of_two_groups_one_goes_on_when_the_other_is_lost() {
     scenario.tenants.push(last);
     let faults = Faults { devices: vec![(Nanos::secs(2), DeviceId(3))], jobs_one_in: 0 };
     for policy in POLICIES {
-        let world = |setup: &Setup| Watched::new(&scenario, setup, &faults, as_they_are());
-        let run = driven(&scenario, policy, world, Nanos::secs(60), ranks_agree);
-        nobody_vanished(&run);
+        let run = accounted(&scenario, policy, &faults, Nanos::secs(60), ranks_agree);
         assert!(run.lost.is_empty(), "{policy}: {:?}", run.lost);
         assert_eq!(run.completed.len(), run.submitted.len(), "{policy}");
         assert!(run.completed.iter().any(|done| done.preemptions > 0), "{policy}: some were computed again");
@@ -117,14 +105,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
     #[test]
-    fn whatever_fails_every_request_of_a_group_is_accounted_for(
-        seed in 0u64..1000,
-        usable in prop::sample::select(vec![TIGHT, ROOMY]),
-        devices in prop::collection::vec((0u64..6_000_000_000, 0u32..6), 0..3),
-        jobs_one_in in prop::sample::select(vec![0u64, 3, 50, 400]),
-    ) {
-        let devices = devices.iter().map(|&(at, device)| (Nanos(at), DeviceId(device))).collect();
-        let faults = Faults { devices, jobs_one_in };
+    fn whatever_fails_every_request_of_a_group_is_accounted_for((seed, usable, faults) in troubles(Nanos::secs(6), 6, 3)) {
         for policy in POLICIES {
             checked(usable, seed, policy, &faults);
         }

@@ -11,6 +11,7 @@
     reason = "a test may fail by them, in its helpers too"
 )]
 
+mod accounted;
 mod answers;
 mod baselines;
 mod determinism;

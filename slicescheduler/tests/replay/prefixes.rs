@@ -6,9 +6,8 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use slicescheduler::driver::{Driver, RequestError};
+use slicescheduler::driver::Driver;
 use slicescheduler::scenario::Scenario;
-use slicescheduler::setup::Setup;
 use slicescheduler_gmg::GmgView;
 use slicescheduler_gmg::id::{DeviceId, RequestId, TenantId};
 use slicescheduler_gmg::memory::KvPool;
@@ -16,8 +15,8 @@ use slicescheduler_gmg::units::Nanos;
 use slicescheduler_scheduler::baseline::BASELINES;
 use slicescheduler_scheduler::batching::{Batcher, Sequence};
 
-use crate::faults::nobody_vanished;
-use crate::rig::{Driven, Faults, POLICIES, ROOMY, TIGHT, Watched, as_they_are, driven, small};
+use crate::accounted::{accounted, troubles};
+use crate::rig::{Driven, Faults, POLICIES, ROOMY, TIGHT, Watched, small};
 
 /// A sequence as it was seen last.
 struct Seen {
@@ -173,14 +172,7 @@ fn caching(usable: f64, duration: Nanos, seed: u64) -> Scenario {
 fn checked(usable: f64, seed: u64, policy: &str, faults: &Faults) -> (Driven<Watched>, Contents) {
     let scenario = caching(usable, Nanos::secs(4), seed);
     let mut contents = Contents::default();
-    let world = |setup: &Setup| Watched::new(&scenario, setup, faults, as_they_are());
-    let run = driven(&scenario, policy, world, Nanos::secs(16), |driver| contents.look(driver));
-    nobody_vanished(&run);
-    assert_eq!(run.driver.counters().divergences, 0, "{policy}");
-    let complaints = &run.driver.world().witness.complaints;
-    assert!(complaints.is_empty(), "{policy}: {complaints:#?}");
-    let explained = |reason: &RequestError| matches!(reason, RequestError::Failed(_) | RequestError::NoDevice);
-    assert!(run.lost.iter().all(|lost| explained(&lost.reason)), "{policy}: {:?}", run.lost);
+    let run = accounted(&scenario, policy, faults, Nanos::secs(16), |driver| contents.look(driver));
     (run, contents)
 }
 
@@ -215,14 +207,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
     #[test]
-    fn whatever_fails_blocks_hold_what_they_are_taken_for(
-        seed in 0u64..1000,
-        usable in prop::sample::select(vec![TIGHT, ROOMY]),
-        devices in prop::collection::vec((0u64..8_000_000_000, 0u32..5), 0..4),
-        jobs_one_in in prop::sample::select(vec![0u64, 3, 50, 400]),
-    ) {
-        let devices = devices.iter().map(|&(at, device)| (Nanos(at), DeviceId(device))).collect();
-        let faults = Faults { devices, jobs_one_in };
+    fn whatever_fails_blocks_hold_what_they_are_taken_for((seed, usable, faults) in troubles(Nanos::secs(8), 5, 4)) {
         for policy in POLICIES {
             checked(usable, seed, policy, &faults);
         }

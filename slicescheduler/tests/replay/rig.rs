@@ -72,11 +72,7 @@ workload = { backlog = "azure-conv", window = 32 }
 
 /// Five devices, four tenants, bursts that one device cannot serve in time.
 pub(crate) fn small(usable: f64, duration: Nanos, seed: u64) -> Scenario {
-    let mut scenario = Scenario::parse(SMALL, Path::new("small.toml"), None).unwrap();
-    scenario.cluster.usable = usable;
-    scenario.duration = duration;
-    scenario.seed = seed;
-    scenario
+    of_size(SMALL, usable, duration, seed)
 }
 
 const GROUPS: &str = r#"
@@ -119,7 +115,11 @@ workload = { backlog = "azure-conv", window = 32 }
 /// Six devices, of which two pairs have one model each, of a latency-sensitive and of a best-effort tenant. KV blocks
 /// have as many tokens for all of them.
 pub(crate) fn groups(usable: f64, duration: Nanos, seed: u64) -> Scenario {
-    let mut scenario = Scenario::parse(GROUPS, Path::new("groups.toml"), None).unwrap();
+    of_size(GROUPS, usable, duration, seed)
+}
+
+fn of_size(text: &str, usable: f64, duration: Nanos, seed: u64) -> Scenario {
+    let mut scenario = Scenario::parse(text, Path::new("rig.toml"), None).unwrap();
     scenario.cluster.usable = usable;
     scenario.duration = duration;
     scenario.seed = seed;
