@@ -100,3 +100,28 @@ fn what_cannot_be_used_is_listed() {
     let folder = folder.join("run");
     assert!(run.starts_with(&format!("  run {}: ", folder.display())) && run.contains("meta.json, line 1"), "{error}");
 }
+
+/// A folder whose path is longer than a system call takes: nobody can read it, whoever he is.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_that_cannot_be_read_is_listed_and_ends_no_search() {
+    let mut data = empty("unreadable");
+    while data.as_os_str().len() < 3850 {
+        data.push("d".repeat(200));
+    }
+    std::fs::create_dir_all(data.join("run")).unwrap();
+    for file in ["meta.json", "requests.jsonl"] {
+        std::fs::write(data.join("run").join(file), "[").unwrap();
+    }
+    // A path of 4,096 bytes is too long, so the folder is made from within the one that it is in.
+    let deep = "a".repeat(250);
+    assert!(Command::new("mkdir").arg(&deep).current_dir(&data).status().unwrap().success());
+    let output = call(FIDELITY, &empty("unreadable-target"), &["--data", data.to_str().unwrap()]);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let lines: Vec<_> = error.lines().collect();
+    let [first, folder, run] = lines[..] else { panic!("{error}") };
+    assert_eq!(first, "fidelity: 0 of 1 runs predicted; not used:");
+    assert!(folder.contains(&format!("/{deep}: ")), "{folder}");
+    assert!(run.contains("/run: ") && run.contains("meta.json, line 1"), "{run}");
+}

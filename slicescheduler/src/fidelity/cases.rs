@@ -47,21 +47,22 @@ impl Case {
 pub struct Found {
     /// The folders of the runs, in the order of their names, each with what belongs to the run, or why it cannot be predicted.
     pub cases: Vec<(PathBuf, Result<Case, FidelityError>)>,
-    /// Why profiles and files of prefix blocks cannot be read.
+    /// Why folders, profiles and files of prefix blocks cannot be read.
     pub unreadable: Vec<FidelityError>,
 }
 
 /// Every run below `folder`, with the profile of its model, device and tensor-parallel degree, and the hashes of its
-/// prompts' blocks. One that cannot be read keeps no other from being found.
+/// prompts' blocks. One that cannot be read keeps no other from being found, and neither does a folder.
 ///
 /// A run is a folder with `meta.json` and `requests.jsonl`, a profile one with `meta.yaml` and a folder `tp<n>`;
 /// prefix blocks are in `*.prefix-blocks.jsonl`, gzipped or not.
 ///
 /// # Errors
-/// If a folder cannot be read.
+/// If `folder` itself cannot be read.
 pub fn find(folder: &Path) -> Result<Found, FidelityError> {
     let (mut runs, mut profiles, mut prefixes) = (Vec::new(), Vec::new(), Vec::new());
-    folders(folder, DEPTH, &mut |folder, entries| {
+    let mut unreadable = Vec::new();
+    let mut each = |folder: &Path, files: &[PathBuf]| {
         let has = |name: &str| folder.join(name).exists();
         if has("meta.json") && has("requests.jsonl") {
             runs.push(folder.to_path_buf());
@@ -69,10 +70,10 @@ pub fn find(folder: &Path) -> Result<Found, FidelityError> {
         if has("meta.yaml") && (0..4).any(|power| folder.join(format!("tp{}", 1u32 << power)).is_dir()) {
             profiles.push(folder.to_path_buf());
         }
-        prefixes.extend(entries.iter().filter(|file| has_prefixes(file)).cloned());
-    })?;
+        prefixes.extend(files.iter().filter(|file| has_prefixes(file)).cloned());
+    };
+    search(folder, entries(folder)?, DEPTH, &mut each, &mut unreadable);
     [&mut runs, &mut profiles, &mut prefixes].into_iter().for_each(|found| found.sort());
-    let mut unreadable = Vec::new();
     let profiles: Vec<_> = profiles
         .into_iter()
         .filter_map(|at| Some((or_note(ProfileMeta::read(&at).map_err(Into::into), &mut unreadable)?, at)))
@@ -112,20 +113,39 @@ fn has_prefixes(file: &Path) -> bool {
     name.ends_with(".prefix-blocks.jsonl") || name.ends_with(".prefix-blocks.jsonl.gz")
 }
 
-/// Calls `each` with `folder` and all folders below it down to `depth`, and with what is in each.
-fn folders(folder: &Path, depth: u32, each: &mut dyn FnMut(&Path, &[PathBuf])) -> Result<(), FidelityError> {
-    let entries = entries(folder)?;
-    each(folder, &entries);
-    if depth == 0 {
-        return Ok(());
-    }
-    for entry in entries.iter().filter(|entry| entry.is_dir() && !entry.is_symlink()) {
-        folders(entry, depth - 1, each)?;
-    }
-    Ok(())
+/// What is in a folder.
+#[derive(Default)]
+struct Entries {
+    folders: Vec<PathBuf>,
+    /// What is no folder, links to folders among it.
+    files: Vec<PathBuf>,
 }
 
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, FidelityError> {
+/// Calls `each` with `folder` and all folders below it down to `depth`, and with the files in each. Why folders below
+/// it cannot be read is noted.
+fn search(
+    folder: &Path,
+    entries: Entries,
+    depth: u32,
+    each: &mut dyn FnMut(&Path, &[PathBuf]),
+    unreadable: &mut Vec<FidelityError>,
+) {
+    each(folder, &entries.files);
+    for below in entries.folders.iter().filter(|_| depth > 0) {
+        if let Some(entries) = or_note(self::entries(below), unreadable) {
+            search(below, entries, depth - 1, each, unreadable);
+        }
+    }
+}
+
+fn entries(folder: &Path) -> Result<Entries, FidelityError> {
     let io = |source| FidelityError::Io { file: folder.into(), source };
-    std::fs::read_dir(folder).map_err(io)?.map(|entry| Ok(entry.map_err(io)?.path())).collect()
+    let mut entries = Entries::default();
+    for entry in std::fs::read_dir(folder).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let is_folder = entry.file_type().map_err(io)?.is_dir();
+        let place = if is_folder { &mut entries.folders } else { &mut entries.files };
+        place.push(entry.path());
+    }
+    Ok(entries)
 }
