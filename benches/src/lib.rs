@@ -9,8 +9,10 @@
 pub mod graphs;
 
 use std::fmt;
+use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process;
 
 use serde_json::{Value, json};
 
@@ -102,11 +104,21 @@ pub fn print_and_write(area: &str, targets: &[Target]) -> io::Result<()> {
     let folder = target_folder().join("targets");
     let file = folder.join(format!("{area}.json"));
     let rows: Vec<_> = targets.iter().map(Target::json).collect();
-    let written =
-        std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&file, format!("{:#}\n", Value::from(rows))));
+    let text = format!("{:#}\n", Value::from(rows));
+    let written = fs::create_dir_all(&folder).and_then(|()| write_whole(&file, &text));
     written.map_err(|error| {
         io::Error::new(error.kind(), format!("the figures cannot be written to {}: {error}", file.display()))
     })
+}
+
+/// Writes a file beside its place and moves it there, so that it is whole or not there.
+fn write_whole(file: &Path, text: &str) -> io::Result<()> {
+    let unfinished = file.with_extension(format!("{}.unfinished", process::id()));
+    let written = fs::write(&unfinished, text).and_then(|()| fs::rename(&unfinished, file));
+    if written.is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+    written
 }
 
 fn target_folder() -> PathBuf {

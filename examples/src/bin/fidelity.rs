@@ -185,7 +185,8 @@ fn write_targets(comparisons: &[Comparison]) -> Result<(), Failure> {
     let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
     let folder = folder.join("targets");
     let file = folder.join("fidelity.json");
+    let text = format!("{:#}\n", Value::from(rows));
     let written =
-        std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&file, format!("{:#}\n", Value::from(rows))));
-    written.map_err(|error| format!("the errors cannot be written to {}: {error}", file.display()).into())
+        std::fs::create_dir_all(&folder).and_then(|()| write_whole(&file, |to| to.write_all(text.as_bytes())));
+    written.map(drop).map_err(|error| format!("the errors cannot be written to {}: {error}", file.display()).into())
 }
