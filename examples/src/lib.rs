@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -11,8 +12,31 @@ use slicescheduler_gmg::units::Nanos;
 /// Why a program could not do what it was asked.
 pub type Failure = Box<dyn std::error::Error>;
 
-/// The exit status of a program that ended with `outcome`; a failure is told on standard error, with
-/// what lies behind it, and gives 2.
+/// Arguments that make no sense, in contrast to files that are missing or broken.
+#[derive(Debug)]
+pub struct WrongUsage(Failure);
+
+impl WrongUsage {
+    /// Says that `failure` comes from the arguments alone.
+    pub fn of(failure: impl Into<Failure>) -> Self {
+        Self(failure.into())
+    }
+}
+
+impl fmt::Display for WrongUsage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for WrongUsage {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// The exit status of a program that ended with `outcome`: 2 for [`WrongUsage`], as where an argument cannot be parsed,
+/// 1 for every other failure. A failure is told on standard error, with what lies behind it.
 pub fn conclude(outcome: Result<(), Failure>) -> ExitCode {
     let Err(failure) = outcome else { return ExitCode::SUCCESS };
     eprintln!("error: {failure}");
@@ -21,7 +45,7 @@ pub fn conclude(outcome: Result<(), Failure>) -> ExitCode {
         eprintln!("  because: {cause}");
         source = cause.source();
     }
-    ExitCode::from(2)
+    if failure.is::<WrongUsage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
 /// The machine's monotonic clock, from zero.

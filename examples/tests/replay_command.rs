@@ -58,15 +58,20 @@ fn summary(arguments: &[&str]) -> Value {
     serde_json::from_str(&printed).unwrap_or_else(|error| panic!("{error} in {printed}"))
 }
 
+/// The exit status for arguments that make no sense.
+const USAGE: i32 = 2;
+/// The exit status for whatever else is wrong.
+const FAILURE: i32 = 1;
+
 /// Checks that `arguments` are refused with a message that has `parts`, and that nothing is written.
 #[track_caller]
-fn refused(test: &str, arguments: &[&str], parts: &[&str]) {
+fn refused(test: &str, status: i32, arguments: &[&str], parts: &[&str]) {
     let out = folder(test).join("out");
     fs::create_dir(&out).unwrap();
     fs::write(out.join("summary.json"), "of an earlier run").unwrap();
     let output = replay(&[arguments, &["--out", out.to_str().unwrap()]].concat());
     let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {message}");
     assert_eq!(output.stdout, b"", "{arguments:?} prints nothing");
     for part in parts {
         assert!(message.contains(part), "{arguments:?}: no {part:?} in {message}");
@@ -86,7 +91,7 @@ fn refused_scenario(test: &str, text: &str, files: &[(&str, &str)], parts: &[&st
     for (name, text) in files {
         fs::write(folder.join(name), text).unwrap();
     }
-    refused(test, &["--scenario", path.to_str().unwrap()], parts);
+    refused(test, FAILURE, &["--scenario", path.to_str().unwrap()], parts);
 }
 
 #[test]
@@ -97,14 +102,14 @@ fn unknown_keys_are_refused_with_their_place() {
 
 #[test]
 fn missing_files_are_refused_with_the_places_that_were_tried() {
-    refused("missing-scenario", &["--scenario", "no/such.toml"], &["no/such.toml", "can not be read"]);
+    refused("missing-scenario", FAILURE, &["--scenario", "no/such.toml"], &["no/such.toml", "can not be read"]);
     refused_scenario("missing-trace", TRACED, &[], &["scenario.toml:15", "no such file", "trace.csv"]);
     let folder = folder("missing-data-scenario");
     let path = folder.join("scenario.toml");
     fs::write(&path, TRACED).unwrap();
     let data = folder.join("elsewhere");
     let arguments = ["--scenario", path.to_str().unwrap(), "--data", data.to_str().unwrap()];
-    refused("missing-data", &arguments, &["elsewhere/trace.csv", "scenario/trace.csv"]);
+    refused("missing-data", FAILURE, &arguments, &["elsewhere/trace.csv", "scenario/trace.csv"]);
 }
 
 #[test]
@@ -144,19 +149,19 @@ fn impossible_clusters_are_refused() {
 
 #[test]
 fn bad_arguments_are_refused_with_what_would_be_right() {
-    refused("policy", &["--policy", "static,best"], &["best", "static, idle-priority", "slice-fill"]);
-    refused("policy-twice", &["--policy", "static,static"], &["static", "once"]);
-    refused("no-policy", &["--policy", ""], &["static, idle-priority", "slice-fill"]);
+    refused("policy", USAGE, &["--policy", "static,best"], &["best", "static, idle-priority", "slice-fill"]);
+    refused("policy-twice", USAGE, &["--policy", "static,static"], &["static", "once"]);
+    refused("no-policy", USAGE, &["--policy", ""], &["static, idle-priority", "slice-fill"]);
     for duration in ["10", "10 parsecs", "-5s", "", "0s"] {
-        refused("duration", &["--duration", duration], &["duration is", "expected"]);
+        refused("duration", USAGE, &["--duration", duration], &["duration is", "expected"]);
     }
     for rate in ["-1", "0", "nan", "inf", "1e9"] {
-        refused("rate", &["--rate-scale", rate], &["rate scale", "0.0001"]);
+        refused("rate", USAGE, &["--rate-scale", rate], &["rate scale", "0.0001"]);
     }
-    refused("rate-word", &["--rate-scale", "fast"], &["rate-scale", "fast"]);
-    refused("seed", &["--seed", "-1"], &["-1"]);
-    refused("device", &["--device", "tpu"], &["tpu", "sim", "cpu"]);
-    refused("unknown", &["--frobnicate"], &["--frobnicate"]);
+    refused("rate-word", USAGE, &["--rate-scale", "fast"], &["rate-scale", "fast"]);
+    refused("seed", USAGE, &["--seed", "-1"], &["-1"]);
+    refused("device", USAGE, &["--device", "tpu"], &["tpu", "sim", "cpu"]);
+    refused("unknown", USAGE, &["--frobnicate"], &["--frobnicate"]);
 }
 
 #[test]
@@ -170,7 +175,7 @@ fn an_out_that_is_a_file_is_refused() {
     let file = folder("out-file").join("out");
     fs::write(&file, "mine").unwrap();
     let output = replay(&["--duration", "1s", "--out", file.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(output.status.code(), Some(FAILURE));
     assert!(String::from_utf8(output.stderr).unwrap().contains("out-file/out"));
     assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
 }
@@ -182,7 +187,7 @@ fn a_folder_that_cannot_be_written_is_refused_before_anything_runs_and_figures_a
     fs::write(&inside, "").unwrap();
     let out = inside.join("out");
     let output = replay(&["--duration", "10h", "--out", out.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(output.status.code(), Some(FAILURE));
     assert!(
         String::from_utf8(output.stderr).unwrap().contains("cannot be made a folder"),
         "at once, not after ten hours"
@@ -191,7 +196,7 @@ fn a_folder_that_cannot_be_written_is_refused_before_anything_runs_and_figures_a
     let out = folder.join("out");
     fs::create_dir_all(out.join("summary.json")).unwrap();
     let output = replay(&["--duration", "5s", "--policy", "static", "--out", out.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(output.status.code(), Some(FAILURE));
     assert!(String::from_utf8(output.stdout).unwrap().contains("token throughput"), "the figures are not lost");
     assert!(String::from_utf8(output.stderr).unwrap().contains("summary.json: cannot be written"));
     assert_eq!(fs::read_dir(&out).unwrap().count(), 1, "nothing unfinished is left");
@@ -295,7 +300,7 @@ fn late_requests_are_explained() {
     }
     assert!(printed.contains("prompt of 396 tokens; first token after") && printed.contains(" ran for "), "{printed}");
     assert!(!accepted(&["--scenario", scenario]).contains("arrived at"), "nothing is explained unasked");
-    refused("explain-json", &["--explain", "1", "--json"], &["--explain", "--json"]);
+    refused("explain-json", USAGE, &["--explain", "1", "--json"], &["--explain", "--json"]);
 }
 
 fn figures(summary: &Value) -> Vec<(String, Vec<Value>)> {

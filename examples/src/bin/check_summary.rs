@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             eprintln!("error: {}: {error}", Path::new(path).display());
-            ExitCode::from(2)
+            ExitCode::FAILURE
         }
     }
 }

@@ -23,7 +23,7 @@ use slicescheduler::evaluate::{
 };
 use slicescheduler::report::write_whole;
 use slicescheduler_benches::{Better, Target, print_and_write};
-use slicescheduler_examples::{Failure, Stopwatch, conclude};
+use slicescheduler_examples::{Failure, Stopwatch, WrongUsage, conclude};
 
 /// Evaluate scheduling policies on many workloads.
 #[derive(Debug, Parser)]
@@ -66,7 +66,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (name, file, text, scenarios) = suite(arguments)?;
     let mut suite = Suite::parse(&text, &file)?;
     if let Some(only) = &arguments.only {
-        suite.keep_only(only, &file)?;
+        suite.keep_only(only, &file).map_err(WrongUsage::of)?;
     }
     let watcher = Bar::new();
     let store = Store::open(&arguments.out.join("runs"))?;

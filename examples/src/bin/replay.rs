@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use slicescheduler::replay::{Progress, ReplayOptions, replay, replay_on_cpu};
 use slicescheduler::report::{RunRecord, Summary, html, perfetto, table, write_whole};
 use slicescheduler::scenario::{DeviceKind, Scenario, Tenant};
-use slicescheduler_examples::{Failure, Stopwatch, conclude};
+use slicescheduler_examples::{Failure, Stopwatch, WrongUsage, conclude};
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
 
@@ -121,13 +121,13 @@ fn scenario(arguments: &Arguments) -> Result<Scenario, Failure> {
         scenario.seed = seed;
     }
     if let Some(factor) = arguments.rate_scale {
-        scenario.scale_rate(factor)?;
+        scenario.scale_rate(factor).map_err(WrongUsage::of)?;
     }
     if let Some(duration) = &arguments.duration {
-        scenario.set_duration(duration)?;
+        scenario.set_duration(duration).map_err(WrongUsage::of)?;
     }
     if !arguments.policy.is_empty() {
-        scenario.set_policies(arguments.policy.iter().map(String::as_str))?;
+        scenario.set_policies(arguments.policy.iter().map(String::as_str)).map_err(WrongUsage::of)?;
     }
     Ok(scenario)
 }
