@@ -62,6 +62,8 @@ pub(crate) enum AssemblyError {
         activations: Bytes,
         kv: Bytes,
         device: String,
+        /// Part of the memory, where a scenario says which; devices of a builder may be used whole.
+        #[cfg_attr(not(feature = "replay"), expect(dead_code))]
         usable: Bytes,
         memory: Bytes,
     },

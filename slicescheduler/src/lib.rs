@@ -41,33 +41,41 @@
 //! | `text` | texts to tokens and back (feature `tokenizers`) |
 //! | [`learned`] | how long operators take here, learned from what runs; predictions beside measurements |
 //! | [`driver`] | the loop that owns the graph, over any world |
-//! | [`replay`] | traces in, figures out: the same loop over a simulated or the real world |
-//! | [`scenario`], [`workload`], [`setup`] | what a replay is of: its description, its requests, its graph |
-//! | [`alone`] | how long requests take alone, and service levels relative to that |
+//! | `replay` | traces in, figures out: the same loop over a simulated or the real world (feature `replay`) |
+//! | `scenario`, `workload`, `setup` | what a replay is of: its description, its requests, its graph (feature `replay`) |
+//! | `alone` | how long requests take alone, and service levels relative to that (feature `replay`) |
+//! | `report` | what a replay says: summary, table, HTML, Perfetto timeline (feature `replay`) |
+//! | `bound` | what no policy can exceed: an oracle for small cases (feature `replay`), a linear program for large ones (feature `bound`) |
 //! | `evaluate` | many replays, and what they say together (feature `evaluate`) |
-//! | [`bound`] | what no policy can exceed: an oracle for small cases, a linear program for large ones |
-//! | [`fidelity`] | predictions of real serving runs, against what was measured |
-//! | [`report`] | what a replay says: summary, table, HTML, Perfetto timeline |
+//! | `fidelity` | predictions of real serving runs, against what was measured (feature `fidelity`) |
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "replay")]
 pub mod alone;
 mod assembly;
+#[cfg(feature = "replay")]
 pub mod bound;
 pub mod builder;
 pub mod driver;
 #[cfg(feature = "evaluate")]
 pub mod evaluate;
+#[cfg(feature = "fidelity")]
 pub mod fidelity;
 pub mod learned;
 pub mod model;
+#[cfg(feature = "replay")]
 pub mod replay;
+#[cfg(feature = "replay")]
 pub mod report;
+#[cfg(feature = "replay")]
 pub mod scenario;
 pub mod serve;
+#[cfg(feature = "replay")]
 pub mod setup;
 #[cfg(feature = "tokenizers")]
 pub mod text;
+#[cfg(feature = "replay")]
 pub mod workload;
 
 pub use slicescheduler_executor as executor;
