@@ -106,7 +106,7 @@ fn direct(sequences: u32) -> Outcome<(f64, Vec<u32>)> {
             down: matrix(&name("mlp.down"), hidden, intermediate)?,
         });
     }
-    let table = RotaryTable::new(&rotary_frequencies(f64::from(spec.rope_theta), head_dim), STEPS as usize);
+    let table = RotaryTable::new(&rotary_frequencies(f64::from(spec.rope_theta), head_dim), STEPS as usize)?;
     let rows = sequences as usize;
     let layout = KvLayout { layers, kv_heads, head_dim, block_tokens: BLOCK_TOKENS as usize };
     let per_sequence = STEPS.div_ceil(BLOCK_TOKENS);

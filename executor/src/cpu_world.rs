@@ -149,7 +149,7 @@ impl CpuWorld {
     /// waiting is by it. A model of the graph that is not among `models` can not be run here.
     ///
     /// # Errors
-    /// When a model has another template than the graph's, an operator has no kernel, a slot or the
+    /// When a model has another template than the graph's, an operator has no kernel ([`ExecutorError::Model`]), a slot or the
     /// KV blocks of a device where a model is resident are too small for it, or memory or threads
     /// are lacking.
     pub fn new(
@@ -160,11 +160,14 @@ impl CpuWorld {
         options: CpuWorldOptions,
     ) -> Result<Self> {
         let mut bound = vec![None; view.models().len()];
+        let room = longest_sequence(view);
         for (id, model) in models {
             let of_graph = view.model(id).map(|model| &model.template);
             match bound.get_mut(id.index()) {
                 Some(place) if of_graph.is_some_and(|template| Arc::ptr_eq(template, model.template())) => {
-                    *place = Some(Arc::new(options.kernels.bind(model)?));
+                    let model = options.kernels.bind(model, room);
+                    let model = model.map_err(|source| ExecutorError::Model { model: id, source: Box::new(source) })?;
+                    *place = Some(Arc::new(model));
                 }
                 _ => return Err(ExecutorError::OtherTemplate(id)),
             }
@@ -444,6 +447,13 @@ impl CpuWorld {
         // Which of them is ready, if any, is found by whoever looks next.
         let _ = select.ready_timeout(Duration::from(limit));
     }
+}
+
+/// The tokens that all KV blocks of the device with most room hold.
+fn longest_sequence(view: View<'_>) -> u32 {
+    let devices = (0..view.cluster().devices().len() as u32).map(DeviceId);
+    let layouts = devices.filter_map(|device| view.memory(device)).map(|memory| memory.layout());
+    layouts.map(|layout| layout.kv_blocks().saturating_mul(layout.kv_block_tokens)).max().unwrap_or(0)
 }
 
 impl World for CpuWorld {

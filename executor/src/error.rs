@@ -317,6 +317,14 @@ pub enum ExecutorError {
     /// The model of the graph has another template than the implementation given for it.
     #[error("the implementation of {0} was made for another template; make both from the same Arc")]
     OtherTemplate(ModelId),
+    /// A model can not be made ready to run.
+    #[error("{model}: {source}")]
+    Model {
+        /// The model.
+        model: ModelId,
+        /// Why.
+        source: Box<ExecutorError>,
+    },
     /// A weight slot is too small for the packed weights.
     #[error("{model} needs {needed} of weights on {device}, its slot has {slot}; enter it with packed weights")]
     SlotTooSmall {

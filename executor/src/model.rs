@@ -319,11 +319,11 @@ fn pack(template: &OpGraph, homes: &[Home], weights: &dyn WeightSource, image: &
             let shard = Shard { name: named.as_deref().unwrap_or(&name), shape: &[n, k] };
             let place = expert * length..(expert + 1) * length;
             if format == MatrixFormat::Single {
-                plain.resize(elements, 0.0);
+                resize(&mut plain, elements)?;
                 weights.fill(shard, &mut plain)?;
             } else {
                 let dtype = view.tensor.dtype;
-                stored.resize(usize::try_from(dtype.bytes(elements as u64).get()).unwrap_or(usize::MAX), 0);
+                resize(&mut stored, usize::try_from(dtype.bytes(elements as u64).get()).unwrap_or(usize::MAX))?;
                 weights.fill_stored(shard, dtype, &mut stored)?;
             }
             let mut operands = image.operands();
@@ -333,6 +333,7 @@ fn pack(template: &OpGraph, homes: &[Home], weights: &dyn WeightSource, image: &
                     pack_quantized(&stored, n, k, format, &mut operands.write(region)?[place])?;
                 }
                 MatrixFormat::Half(_) => {
+                    resize(&mut bits, elements)?;
                     bits.clear();
                     bits.extend(stored.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes)));
                     pack_panels::<u16>(&bits, n, k, &mut operands.write(region)?[place])?;
@@ -340,6 +341,16 @@ fn pack(template: &OpGraph, homes: &[Home], weights: &dyn WeightSource, image: &
             }
         }
     }
+    Ok(())
+}
+
+/// Makes room for so many elements; a model may say to have more than there is memory for.
+fn resize<T: Clone + Default>(elements: &mut Vec<T>, count: usize) -> Result<()> {
+    if elements.try_reserve_exact(count.saturating_sub(elements.len())).is_err() {
+        let wanted = Bytes((count as u64).saturating_mul(size_of::<T>() as u64));
+        return Err(ExecutorError::OutOfMemory { wanted });
+    }
+    elements.resize(count, T::default());
     Ok(())
 }
 

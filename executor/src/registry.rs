@@ -22,7 +22,7 @@ pub use call::{Call, Touched};
 pub use cpu::CpuKernels;
 
 use crate::error::{ExecutorError, Result};
-use crate::model::CpuModel;
+use crate::model::{CpuModel, ModelKind};
 
 /// A stored operator that is to be bound: its first repetition stands for all.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub struct Site<'g> {
     pub op: OpView<'g>,
     /// Its template.
     pub template: &'g OpGraph,
-    /// Positions that a sequence may have.
+    /// Positions that a sequence may have: those of the model, and of a decoder no more than KV blocks hold.
     pub max_context: u32,
 }
 
@@ -164,8 +164,13 @@ impl KernelRegistry {
         self.kernels.get(&(KindName::of(kind), dtype))
     }
 
-    /// Binds every stored operator of a template.
-    pub(crate) fn bind(&self, model: CpuModel) -> Result<BoundModel> {
+    /// Binds every stored operator of a template, for sequences that take `room` positions of KV blocks at most: what
+    /// a file says of its model's context alone decides about no memory.
+    pub(crate) fn bind(&self, model: CpuModel, room: u32) -> Result<BoundModel> {
+        let max_context = match model.kind() {
+            ModelKind::Decoder => model.max_context().min(room),
+            ModelKind::Encoder => model.max_context(),
+        };
         let template = model.template().clone();
         let mut kernels: Vec<Option<Arc<dyn BoundKernel>>> = vec![None; template.slot_count() as usize];
         let mut ops = Vec::with_capacity(template.op_count() as usize);
@@ -174,7 +179,7 @@ impl KernelRegistry {
             let kernel = match bound {
                 Some(kernel) => kernel.clone(),
                 None => {
-                    let site = Site { op, template: &template, max_context: model.max_context() };
+                    let site = Site { op, template: &template, max_context };
                     bound.insert(self.bind_site(&site)?).clone()
                 }
             };
@@ -246,7 +251,7 @@ mod tests {
     fn an_operator_without_a_kernel_is_named() {
         let spec = DenseSpec::tiny();
         let model = CpuModel::decoder(&spec, Arc::new(dense(&spec).unwrap()), &SeededWeights::new(0)).unwrap();
-        let error = KernelRegistry::new().bind(model).unwrap_err();
+        let error = KernelRegistry::new().bind(model, 64).unwrap_err();
         assert_eq!(
             error.to_string(),
             "no kernel for embedding of f32 elements, which operator \"embed\" needs; register one"

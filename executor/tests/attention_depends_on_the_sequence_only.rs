@@ -57,7 +57,8 @@ fn run(sequences: &[Vec<f32>], dims: AttentionDims, placing: &Placing) -> Vec<Ve
     // What a block held before must not matter.
     let mut pool = vec![f32::NAN; total * layout.block_elements()];
     let mut cache = KvCache::new(&mut pool, layout).unwrap();
-    let table = RotaryTable::new(&rotary_frequencies(THETA, dims.head_dim), lens.iter().copied().max().unwrap_or(0));
+    let table =
+        RotaryTable::new(&rotary_frequencies(THETA, dims.head_dim), lens.iter().copied().max().unwrap_or(0)).unwrap();
     let mut done = vec![0; sequences.len()];
     let mut results = vec![Vec::new(); sequences.len()];
     let mut step = 0;
@@ -189,7 +190,7 @@ fn the_rotation_turns_the_halves_of_a_head() {
     let mut cache = KvCache::new(&mut pool, layout).unwrap();
     let rows = TokenRows { sequences: &[0], positions: &[1], blocks: &[0], table_starts: &[0, 1] };
     let qkv = [1.0, 0.0, 0.0, 1.0, 0.5, 0.25];
-    let table = RotaryTable::new(&rotary_frequencies(THETA, 2), 4);
+    let table = RotaryTable::new(&rotary_frequencies(THETA, 2), 4).unwrap();
     let mut queries = [0.0; 2];
     let dims = AttentionDims::new(1, 1, 2);
     rotate_and_store(&qkv, rows, dims, &table, 0, &mut cache, &mut queries).unwrap();
@@ -209,7 +210,7 @@ fn a_copied_block_holds_the_same_context() {
     let qkv = sequence(11, dims, 5);
     let positions = [0, 1, 2, 3, 4];
     let rows = TokenRows { sequences: &[0; 5], positions: &positions, blocks: &[2], table_starts: &[0, 1] };
-    let table = RotaryTable::new(&rotary_frequencies(THETA, 4), 8);
+    let table = RotaryTable::new(&rotary_frequencies(THETA, 4), 8).unwrap();
     let mut queries = vec![0.0; 5 * dims.out_width()];
     rotate_and_store(&qkv, rows, dims, &table, 0, &mut cache, &mut queries).unwrap();
     cache.copy_block(2, 0).unwrap();

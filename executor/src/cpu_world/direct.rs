@@ -77,7 +77,7 @@ impl Direct {
             slot,
             pool: KvPool { region: kv, block_bytes },
             kv_layout: model.kv_layout(BLOCK_TOKENS),
-            model: Arc::new(kernels.bind(model)?),
+            model: Arc::new(kernels.bind(model, context)?),
             batch: Batch { own: (0..blocks).collect(), blocks: (0..blocks).collect(), ..Batch::default() },
         };
         Ok(Self { space, computed: 0, context, chunk })

@@ -277,7 +277,7 @@ mod tests {
             slot: Region::new(Bytes::ZERO, model.slot_bytes()),
             pool,
             kv_layout: model.kv_layout(4),
-            model: Arc::new(KernelRegistry::cpu().bind(model).unwrap()),
+            model: Arc::new(KernelRegistry::cpu().bind(model, 64).unwrap()),
             batch,
         };
         Launched::new(space, clear, Arc::new(Progress::new(0, 0)))

@@ -1,5 +1,7 @@
 //! Rotary position embedding, and the entry of keys and values into the cache.
 
+use slicescheduler_gmg::units::Bytes;
+
 use super::simd::versioned;
 use super::{AttentionDims, KvCache, TokenRows, check};
 use crate::error::{ExecutorError, Result};
@@ -23,14 +25,22 @@ impl RotaryTable {
     /// The table for positions below `positions`, from the angles per position (see
     /// [`rotary_frequencies`]; models with a longer context scale them first). Takes
     /// `8 positions frequencies` bytes.
-    pub fn new(frequencies: &[f64], positions: usize) -> Self {
-        let mut table = Vec::with_capacity(2 * positions * frequencies.len());
+    ///
+    /// # Errors
+    /// [`ExecutorError::OutOfMemory`] when the system has not that much.
+    pub fn new(frequencies: &[f64], positions: usize) -> Result<Self> {
+        let elements = positions.saturating_mul(frequencies.len()).saturating_mul(2);
+        let mut table = Vec::new();
+        if table.try_reserve_exact(elements).is_err() {
+            let wanted = Bytes((elements as u64).saturating_mul(size_of::<f32>() as u64));
+            return Err(ExecutorError::OutOfMemory { wanted });
+        }
         for position in 0..positions {
             let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
             table.extend(angles.clone().map(|angle| angle.cos() as f32));
             table.extend(angles.map(|angle| angle.sin() as f32));
         }
-        Self { pairs: frequencies.len(), positions, table }
+        Ok(Self { pairs: frequencies.len(), positions, table })
     }
 
     /// Positions below this have an entry.
@@ -114,4 +124,19 @@ fn rotated<'a>(head: &'a [f32], cosines: &'a [f32], sines: &'a [f32]) -> impl It
     let pairs = first.iter().zip(second).zip(cosines).zip(sines);
     let firsts = pairs.clone().map(|(((a, b), cos), sin)| a * cos - b * sin);
     firsts.chain(pairs.map(|(((a, b), cos), sin)| b * cos + a * sin))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_that_no_memory_holds_is_refused() {
+        let frequencies = rotary_frequencies(10_000.0, 64);
+        // 8 bytes for each of 2^44 positions of 32 pairs are 2^52; the largest are more than can be counted.
+        let refused = RotaryTable::new(&frequencies, 1 << 44).unwrap_err();
+        assert!(matches!(refused, ExecutorError::OutOfMemory { wanted: Bytes(0x10_0000_0000_0000) }), "{refused}");
+        assert!(matches!(RotaryTable::new(&frequencies, usize::MAX), Err(ExecutorError::OutOfMemory { .. })));
+        assert_eq!(RotaryTable::new(&frequencies, 3).unwrap().positions(), 3);
+    }
 }

@@ -54,7 +54,8 @@ pub trait WeightSource: Debug + Send + Sync {
     /// # Errors
     /// As [`fill`](Self::fill), or when there is no rounding to this type.
     fn fill_stored(&self, shard: Shard<'_>, dtype: DType, into: &mut [u8]) -> Result<()> {
-        let mut plain = vec![0.0; shard.shape.iter().product()];
+        let mut plain = Vec::new();
+        super::resize(&mut plain, shard.shape.iter().product())?;
         self.fill(shard, &mut plain)?;
         round_to(shard, &plain, dtype, into)
     }

@@ -67,7 +67,7 @@ impl Kernel for CpuKernels {
             }
             OpKind::Rotary { heads, kv_heads, head_dim, theta } => {
                 let frequencies = rotary_frequencies(f64::from(theta), head_dim as usize);
-                let table = RotaryTable::new(&frequencies, site.max_context as usize);
+                let table = RotaryTable::new(&frequencies, site.max_context as usize)?;
                 Arc::new(Rotary { dims: dims(heads, kv_heads, head_dim), table })
             }
             OpKind::Attention { heads, kv_heads, head_dim } => {
