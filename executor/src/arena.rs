@@ -11,7 +11,7 @@
 //!   borrow can say; see [`Arena::operands_within`] and
 //!   [`KvCache::shared`](crate::kernels::KvCache::shared).
 
-use std::alloc::{Layout, alloc, dealloc};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
@@ -75,10 +75,18 @@ macro_rules! element {
 
 element!(u8, u16, u32, f32);
 
+/// How allocations are aligned from which an arena cuts its own: as every allocator aligns what it may fetch from
+/// the system as pages that are zero already. One with a wider alignment it would clear byte by byte.
+const PLAIN_ALIGN: usize = 8;
+
 /// A fixed block of zeroed, aligned memory.
 #[derive(Debug)]
 pub struct Arena {
+    /// On a boundary of [`ARENA_ALIGN`], with `size` bytes of the allocation behind it.
     base: NonNull<u8>,
+    size: usize,
+    /// What was allocated.
+    allocation: NonNull<u8>,
     layout: Layout,
 }
 
@@ -89,30 +97,35 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Allocates `size` bytes, all zero, on huge pages where the system has some.
+    /// Allocates `size` bytes, all zero, on huge pages where the system has some. A large arena takes memory as its
+    /// pages are first touched, so one that is never used costs nothing, and the first use of a page takes some
+    /// microseconds, of a huge one a tenth of a millisecond.
     ///
     /// # Errors
-    /// [`ExecutorError::OutOfMemory`] when the system has not that much.
+    /// [`ExecutorError::OutOfMemory`] when the system refuses. One that promises more than it has does not, and ends
+    /// the process when the pages are touched: whoever sizes arenas compares them with what the machine has.
     pub fn new(size: Bytes) -> Result<Self> {
         let refused = ExecutorError::OutOfMemory { wanted: size };
-        let layout = usize::try_from(size.get())
-            .ok()
-            .and_then(|bytes| Layout::from_size_align(bytes.max(ARENA_ALIGN), ARENA_ALIGN).ok());
-        let Some(layout) = layout else {
+        // An arena of no bytes is as long as its alignment.
+        let bytes = usize::try_from(size.get()).ok().map(|bytes| bytes.max(ARENA_ALIGN));
+        let layout = bytes.and_then(|bytes| {
+            Some((bytes, Layout::from_size_align(bytes.checked_add(ARENA_ALIGN)?, PLAIN_ALIGN).ok()?))
+        });
+        let Some((bytes, layout)) = layout else {
             return Err(refused);
         };
         // SAFETY: the layout's size is not zero.
-        let base = NonNull::new(unsafe { alloc(layout) }).ok_or(refused)?;
-        prefer_huge_pages(base, layout.size());
-        // SAFETY: all of the allocation is this function's.
-        unsafe { base.write_bytes(0, layout.size()) };
-        // `layout` also says the size: an arena of no bytes is as long as its alignment.
-        Ok(Self { base, layout })
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(refused)?;
+        let first = allocation.addr().get().next_multiple_of(ARENA_ALIGN) - allocation.addr().get();
+        // SAFETY: `first` is less than the alignment, and the allocation is longer than the arena by that.
+        let base = unsafe { allocation.add(first) };
+        prefer_huge_pages(base, bytes);
+        Ok(Self { base, size: bytes, allocation, layout })
     }
 
     /// How many bytes it has.
     pub const fn size(&self) -> Bytes {
-        Bytes(self.layout.size() as u64)
+        Bytes(self.size as u64)
     }
 
     /// The operands of one operator. All memory of the arena is the operator's while the result
@@ -211,12 +224,12 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: `base` came from `alloc` with this layout and is freed once.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+        // SAFETY: `allocation` came from `alloc_zeroed` with this layout and is freed once.
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) };
     }
 }
 
-/// Asks the system to back the whole huge pages among these bytes, which nobody has touched, by huge pages: weights
+/// Asks the system to back the whole huge pages among these bytes, which nobody has used, by huge pages: weights
 /// are read from end to end, and an entry of the address cache then covers 512 times as much of them.
 #[cfg(target_os = "linux")]
 fn prefer_huge_pages(base: NonNull<u8>, size: usize) {
@@ -384,6 +397,26 @@ mod tests {
     #[test]
     fn an_arena_larger_than_memory_is_refused() {
         assert!(matches!(Arena::new(Bytes::MAX), Err(ExecutorError::OutOfMemory { wanted: Bytes::MAX })));
+    }
+
+    /// The bytes of memory that this process has, of those that it was promised.
+    #[cfg(target_os = "linux")]
+    fn resident() -> u64 {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_arena_takes_memory_when_it_is_touched_and_is_zero_there() {
+        let before = resident();
+        let mut arena = Arena::new(Bytes::mib(512)).unwrap();
+        // Other tests of this process take some megabytes meanwhile.
+        assert!(resident() < before + (256 << 20), "{} of 512 MiB are there", resident() - before);
+        let region = Region::new(Bytes::mib(300), Bytes(100));
+        assert_eq!(arena.operands().read::<u8>(region).unwrap(), [0; 100]);
+        assert!(arena.base.addr().get().is_multiple_of(ARENA_ALIGN));
+        assert_eq!(arena.size(), Bytes::mib(512));
     }
 
     /// Whether the mapping that holds `address` is advised to have huge pages, by what the system says.
