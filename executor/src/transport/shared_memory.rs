@@ -1,6 +1,7 @@
 //! Links over memory that two processes have mapped: a file, best in a file system of memory.
 //!
-//! The file has a page of words that both ends change atomically, then a ring of bytes in each direction.
+//! The file has a page of words that both ends change atomically, then a ring of bytes in each direction. The word `mark`
+//! tells it from any other file: one without it is left alone.
 //! Word `state` counts connections: the end that created the file clears the rings and calls, the other one
 //! answers. Each end looks at it before it touches a ring, so a connection that one end has given up is lost
 //! for both. An end that looked just before may still spoil the next connection's first bytes: they have
@@ -8,7 +9,7 @@
 //!
 //! Both processes are trusted with the file: one that shortens it takes the other's memory away.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +26,12 @@ const PAGE: usize = 4096;
 const STATE: usize = 0;
 const READ: [usize; 2] = [64, 192];
 const WRITTEN: [usize; 2] = [128, 256];
+const MARK: usize = 320;
+
+/// What the word `mark` of a pair of rings says, as the bytes of a text.
+const RINGS: u64 = u64::from_ne_bytes(*b"SliRing1");
+/// Bytes of a ring at most.
+const MOST: u64 = 1 << 30;
 
 /// The low bits of `state`; the rest counts connections.
 const PHASE: u64 = 3;
@@ -45,10 +52,11 @@ pub struct SharedMemory {
 
 impl SharedMemory {
     /// Creates the file, or takes over one of an earlier life, with rings of at least `capacity` bytes, 1 GiB at
-    /// most.
+    /// most. A file that is there keeps its length, since the other end may have it mapped.
     ///
     /// # Errors
-    /// [`ExecutorError::NoLink`] when the file can not be made or mapped.
+    /// [`ExecutorError::NoLink`] when the file can not be made or mapped, or when there is a file that is no pair of
+    /// rings, which is left as it is, or one whose rings are shorter.
     pub fn create(path: &Path, capacity: Bytes) -> Result<Self> {
         Self::map(path, Some(capacity)).map_err(|source| no_link(path, source))
     }
@@ -63,23 +71,46 @@ impl SharedMemory {
 
     fn map(path: &Path, create: Option<Bytes>) -> io::Result<Self> {
         let creator = create.is_some();
-        let file = OpenOptions::new().read(true).write(true).create(creator).truncate(false).open(path)?;
-        if let Some(capacity) = create {
-            let capacity = capacity.get().clamp(PAGE as u64, 1 << 30).next_power_of_two();
-            file.set_len(PAGE as u64 + 2 * capacity)?;
-        }
-        let map = MmapRaw::map_raw(&file)?;
-        let capacity = map.len().saturating_sub(PAGE) / 2;
-        if capacity < PAGE || !capacity.is_power_of_two() || map.len() != PAGE + 2 * capacity {
+        let least = create.map_or(0, |capacity| capacity.get().clamp(PAGE as u64, MOST).next_power_of_two());
+        let (file, made) = if creator { Self::file(path, least)? } else { (existing(path)?, false) };
+        let length = file.metadata()?.len();
+        let capacity = length.saturating_sub(PAGE as u64) / 2;
+        let possible = (PAGE as u64..=MOST).contains(&capacity) && capacity.is_power_of_two();
+        if !possible || length != PAGE as u64 + 2 * capacity {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "its length is not that of a pair of rings"));
         }
-        let rings = Self { map, capacity, creator, connection: None };
+        let map = MmapRaw::map_raw(&file)?;
+        let rings = Self { map, capacity: capacity as usize, creator, connection: None };
+        let mark = rings.word(MARK);
+        if made {
+            mark.store(RINGS, Ordering::Release);
+        }
+        if mark.load(Ordering::Acquire) != RINGS {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no pair of rings; give another path"));
+        }
+        if capacity < least {
+            let reason =
+                format!("its rings have {capacity} bytes each, {least} are wanted; remove it if nobody uses it");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+        }
         if creator {
             // Whoever is on a connection with an earlier life has lost it.
             let state = rings.word(STATE).load(Ordering::Acquire);
             rings.word(STATE).store((state & !PHASE).wrapping_add(PHASE + 1), Ordering::Release);
         }
         Ok(rings)
+    }
+
+    /// A new file with rings of `capacity` bytes, or the one that is there, and whether it is new.
+    fn file(path: &Path, capacity: u64) -> io::Result<(File, bool)> {
+        match OpenOptions::new().read(true).write(true).create_new(true).open(path) {
+            Ok(file) => {
+                file.set_len(PAGE as u64 + 2 * capacity)?;
+                Ok((file, true))
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok((existing(path)?, false)),
+            Err(error) => Err(error),
+        }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
@@ -110,6 +141,10 @@ impl SharedMemory {
         let at = (number & (self.capacity as u64 - 1)) as usize;
         (self.map.as_mut_ptr().wrapping_add(PAGE + ring * self.capacity + at), self.capacity - at)
     }
+}
+
+fn existing(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
 }
 
 fn no_link(path: &Path, source: io::Error) -> ExecutorError {
@@ -189,5 +224,56 @@ impl Carrier for SharedMemory {
             // If it is another one by now, the other end has closed it first.
             let _ = self.word(STATE).compare_exchange(state, closed, Ordering::AcqRel, Ordering::Acquire);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn path(test: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("slicescheduler-rings-{test}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        path
+    }
+
+    /// Why a file is refused.
+    fn reason(refused: Result<SharedMemory>) -> String {
+        match refused {
+            Err(ExecutorError::NoLink { source, .. }) => source.to_string(),
+            other => format!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_refused_and_left_alone() {
+        let path = path("foreign");
+        // One as long as a pair of rings of a page, too.
+        for bytes in [b"a letter".to_vec(), Vec::new(), vec![7; 3 * PAGE]] {
+            std::fs::write(&path, &bytes).unwrap();
+            let refused = reason(SharedMemory::create(&path, Bytes::kib(4)));
+            assert!(refused.contains("a pair of rings") || refused.contains("no pair of rings"), "{refused}");
+            assert!(SharedMemory::open(&path).is_err());
+            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_file_of_an_earlier_life_is_taken_over_as_long_as_it_is() {
+        let path = path("taken-over");
+        drop(SharedMemory::create(&path, Bytes::kib(8)).unwrap());
+        let mut created = SharedMemory::create(&path, Bytes::kib(4)).unwrap();
+        let mut opened = SharedMemory::open(&path).unwrap();
+        assert_eq!((created.capacity, opened.capacity), (8 << 10, 8 << 10));
+        assert!(!created.connect().unwrap() && opened.connect().unwrap() && created.connect().unwrap());
+        assert_eq!(created.write(b"letter").unwrap(), 6);
+        let mut read = [0; 8];
+        assert_eq!((opened.read(&mut read).unwrap(), &read[..6]), (6, &b"letter"[..]));
+        let refused = reason(SharedMemory::create(&path, Bytes::kib(16)));
+        assert_eq!(refused, "its rings have 8192 bytes each, 16384 are wanted; remove it if nobody uses it");
+        std::fs::remove_file(path).unwrap();
     }
 }
