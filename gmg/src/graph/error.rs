@@ -38,6 +38,16 @@ pub enum GraphError {
         /// How many ranks.
         ranks: u32,
     },
+    /// A model whose width does not come out even on its heads.
+    #[error("graph \"{graph}\": {columns} columns do not come out even on {heads} heads: expected a multiple")]
+    Heads {
+        /// The graph.
+        graph: String,
+        /// How wide it is.
+        columns: u64,
+        /// How many heads.
+        heads: u32,
+    },
     /// A model with a number that no model has.
     #[error("graph \"{graph}\": {found} {what}: expected {least} to {most}")]
     Specification {

@@ -155,8 +155,8 @@ impl EncoderSpec {
 /// 1 PiB of weights.
 pub fn encoder(spec: &EncoderSpec) -> Result<OpGraph, GraphError> {
     if spec.heads == 0 || !spec.hidden.is_multiple_of(u64::from(spec.heads)) {
-        let (graph, ranks) = (spec.name.to_string(), spec.heads);
-        return Err(GraphError::Shard { graph, what: "columns, over its heads", count: spec.hidden, ranks });
+        let graph = spec.name.to_string();
+        return Err(GraphError::Heads { graph, columns: spec.hidden, heads: spec.heads });
     }
     super::within(&spec.name, &[("layers", u64::from(spec.layers), 1, super::MOST_LAYERS)])?;
     super::check_weights(&spec.name, spec.weight_bytes())?;
