@@ -1,6 +1,8 @@
 //! What a host implements to bring a model.
 
 mod bert;
+#[cfg(any(feature = "gguf", feature = "safetensors"))]
+mod figures;
 #[cfg(feature = "safetensors")]
 mod folder;
 mod llama;
@@ -164,6 +166,29 @@ pub enum ModelError {
         path: PathBuf,
         /// What is wrong, and what would be right.
         reason: String,
+    },
+    /// The implementation has another template than the one that it was given.
+    #[error("`on_cpu` gave a model of another template than it was given; make it from the same Arc")]
+    OtherTemplate,
+    /// Its weights take more than was said.
+    #[error("its packed weights take {needed}, `weight_bytes` says {said}; give what a CpuModel has as slot_bytes")]
+    WeightBytes {
+        /// What the model said.
+        said: Bytes,
+        /// What they take.
+        needed: Bytes,
+    },
+    /// Its KV cache takes more than was said.
+    #[error(
+        "{tokens} tokens take {needed} of KV cache, `kv_bytes_per_token` says {said} for each; give what the cache takes"
+    )]
+    KvBytes {
+        /// Tokens of a KV block.
+        tokens: u32,
+        /// What the model said, of one token.
+        said: Bytes,
+        /// What they take.
+        needed: Bytes,
     },
     /// An error of the host's own.
     #[error("{message}")]

@@ -17,10 +17,10 @@ pub(super) enum OneOrMany {
 }
 
 impl OneOrMany {
-    pub(super) fn first(self) -> Option<u32> {
+    pub(super) fn all(&self) -> &[u32] {
         match self {
-            Self::One(token) => Some(token),
-            Self::Many(tokens) => tokens.first().copied(),
+            Self::One(token) => std::slice::from_ref(token),
+            Self::Many(tokens) => tokens,
         }
     }
 }
@@ -30,6 +30,11 @@ pub(super) fn json<T: DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
     let unsupported =
         |error: serde_json::Error| ModelError::Unsupported { path: path.to_owned(), reason: error.to_string() };
     serde_json::from_slice(&text).map_err(unsupported)
+}
+
+/// What is wrong with a figure, with the file that says it.
+pub(super) fn in_config(reason: String) -> String {
+    format!("its config.json says that {reason}")
 }
 
 /// The folder's name, for messages.

@@ -7,7 +7,7 @@ use slicescheduler_executor::checkpoint::{CheckpointWeights, GgufError, GgufFile
 use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::templates::DenseSpec;
 
-use crate::model::{Llama, ModelError};
+use crate::model::{Llama, ModelError, figures};
 
 impl Llama {
     /// A model from a GGUF file whose architecture is `llama`, with weights of F32, F16, BF16, Q8_0,
@@ -25,7 +25,7 @@ impl Llama {
         let refused = |reason: Reason| ModelError::Unsupported { path: path.to_owned(), reason: reason.0 };
         let spec = of_llama(&file, path).map_err(refused)?;
         let naming = GgufLlama { heads: spec.heads as usize, kv_heads: spec.kv_heads as usize };
-        let end = end_of_sequence(&file);
+        let end = end_of_sequence(&file, spec.vocab).map_err(refused)?;
         let model = Self::from_spec(spec, CheckpointWeights::new(Arc::new(file), naming));
         Ok(Self { end_of_sequence: end, ..model })
     }
@@ -40,6 +40,12 @@ impl From<GgufError> for Reason {
     }
 }
 
+impl From<String> for Reason {
+    fn from(reason: String) -> Self {
+        Self(reason)
+    }
+}
+
 fn of_llama(file: &GgufFile, path: &Path) -> Result<DenseSpec, Reason> {
     let architecture = file.text("general.architecture")?;
     if architecture != "llama" {
@@ -51,9 +57,13 @@ fn of_llama(file: &GgufFile, path: &Path) -> Result<DenseSpec, Reason> {
     spec(file, path, architecture, "feed_forward_length")
 }
 
-/// The token that ends answers, as the file says.
-pub(in crate::model) fn end_of_sequence(file: &GgufFile) -> Option<u32> {
-    file.number("tokenizer.ggml.eos_token_id").ok().and_then(|token| u32::try_from(token).ok())
+/// The token that ends answers, if the file says one.
+pub(in crate::model) fn end_of_sequence(file: &GgufFile, vocabulary: u64) -> Result<Option<u32>, Reason> {
+    const KEY: &str = "tokenizer.ggml.eos_token_id";
+    match file.value(KEY) {
+        None => Ok(None),
+        Some(_) => Ok(Some(figures::token(KEY, file.number(KEY)?, vocabulary)?)),
+    }
 }
 
 /// The configuration of a decoder of an architecture that is known here, of which `width` says how wide a feed-forward
@@ -88,13 +98,14 @@ pub(in crate::model) fn spec(
         return Err(Reason("only a part of each head is rotated, which is not supported".to_owned()));
     }
     // Templates have an entry per layer: what a file says is believed once the layers are there.
-    if layers == 0 || file.tensor(&format!("blk.{}.attn_norm.weight", layers - 1)).is_none() {
-        return Err(Reason(format!("it says to have {layers} layers and has other ones")));
+    let layers = figures::layers(&key("block_count"), layers, file.tensor_names(), "blk.")?;
+    if file.tensor(&format!("blk.{}.attn_norm.weight", layers - 1)).is_none() {
+        return Err(Reason(format!("its layer {} is not that of a decoder", layers - 1)));
     }
     let Some(table) = file.tensor("token_embd.weight") else {
         return Err(Reason("it has no embedding table of a supported type".to_owned()));
     };
-    let theta = key("rope.freq_base");
+    let (theta, epsilon) = (key("rope.freq_base"), key("attention.layer_norm_rms_epsilon"));
     let name = file.text("general.name").map(str::to_owned);
     let name = name.ok().or_else(|| Some(path.file_stem()?.to_str()?.to_owned()));
     let mut spec = DenseSpec::tiny().with_dtype(matrix_dtype(file));
@@ -110,9 +121,10 @@ pub(in crate::model) fn spec(
     spec.activation_dtype = DType::F32;
     spec.kv_dtype = DType::F32;
     spec.tied_embeddings = !file.tensor_names().any(|name| name == "output.weight");
-    spec.rope_theta = if file.value(&theta).is_some() { file.float(&theta)? as f32 } else { 10_000.0 };
-    spec.norm_epsilon = file.float(&key("attention.layer_norm_rms_epsilon"))? as f32;
-    spec.max_context = small("context_length")?;
+    let base = if file.value(&theta).is_some() { file.float(&theta)? as f32 } else { 10_000.0 };
+    spec.rope_theta = figures::theta(&theta, base)?;
+    spec.norm_epsilon = figures::epsilon(&epsilon, file.float(&epsilon)? as f32)?;
+    spec.max_context = figures::context(&key("context_length"), small("context_length")?)?;
     Ok(spec)
 }
 

@@ -9,7 +9,7 @@ use slicescheduler_gmg::dtype::DType;
 use slicescheduler_gmg::templates::DenseSpec;
 
 use crate::model::folder::{self, OneOrMany};
-use crate::model::{Llama, ModelError};
+use crate::model::{Llama, ModelError, figures};
 
 /// What is needed of `config.json`.
 #[derive(Debug, Deserialize)]
@@ -29,7 +29,16 @@ pub(in crate::model) struct Config {
     rms_norm_eps: f32,
     max_position_embeddings: u32,
     hidden_act: Option<String>,
-    pub(in crate::model) eos_token_id: Option<OneOrMany>,
+    eos_token_id: Option<OneOrMany>,
+}
+
+impl Config {
+    /// The first token that ends answers, if there is one.
+    pub(in crate::model) fn end_of_sequence(&self) -> Result<Option<u32>, String> {
+        let tokens = self.eos_token_id.as_ref().map_or(&[][..], OneOrMany::all);
+        let checked = tokens.iter().map(|&token| figures::token("eos_token_id", token.into(), self.vocab_size));
+        Ok(checked.collect::<Result<Vec<_>, _>>().map_err(folder::in_config)?.first().copied())
+    }
 }
 
 impl Llama {
@@ -51,8 +60,9 @@ impl Llama {
         }
         let deepest = |layer| format!("model.layers.{layer}.mlp.down_proj.weight");
         let spec = spec(folder, &config, &file, deepest).map_err(refused)?;
+        let end_of_sequence = config.end_of_sequence().map_err(refused)?;
         let model = Self::from_spec(spec, CheckpointWeights::new(Arc::new(file), HfLlama));
-        Ok(Self { end_of_sequence: config.eos_token_id.and_then(OneOrMany::first), ..model })
+        Ok(Self { end_of_sequence, ..model })
     }
 }
 
@@ -69,17 +79,19 @@ pub(in crate::model) fn spec(
     if file.tensor_names().any(|name| name.ends_with(".bias")) {
         return Err("it has biases, which are not supported".to_owned());
     }
-    let layer = config.num_hidden_layers.checked_sub(1);
-    let deepest = layer.and_then(|layer| file.tensor(&deepest(layer)));
+    // Templates have an entry per layer: what the configuration says is believed once they are there.
+    let layers = figures::layers("num_hidden_layers", config.num_hidden_layers, file.tensor_names(), "model.layers.");
+    let layers = layers.map_err(folder::in_config)?;
+    let deepest = file.tensor(&deepest(layers - 1));
     let (Some(deepest), Some(table)) = (deepest, file.tensor("model.embed_tokens.weight")) else {
-        return Err(format!("the file does not have {} layers and a table", config.num_hidden_layers));
+        return Err(format!("the file does not have {layers} such layers and a table"));
     };
     let mut spec = DenseSpec::tiny().with_dtype(deepest.dtype);
     spec.embedding_dtype = table.dtype;
     spec.activation_dtype = DType::F32;
     spec.kv_dtype = DType::F32;
     spec.name = folder::name(folder).into();
-    spec.layers = config.num_hidden_layers;
+    spec.layers = layers;
     spec.hidden = config.hidden_size;
     spec.heads = config.num_attention_heads;
     spec.kv_heads = config.num_key_value_heads.unwrap_or(spec.heads);
@@ -88,8 +100,9 @@ pub(in crate::model) fn spec(
     spec.intermediate = config.intermediate_size;
     spec.vocab = config.vocab_size;
     spec.tied_embeddings = config.tie_word_embeddings;
-    spec.rope_theta = config.rope_theta.unwrap_or(10_000.0);
-    spec.norm_epsilon = config.rms_norm_eps;
-    spec.max_context = config.max_position_embeddings;
+    spec.rope_theta = figures::theta("rope_theta", config.rope_theta.unwrap_or(10_000.0)).map_err(folder::in_config)?;
+    spec.norm_epsilon = figures::epsilon("rms_norm_eps", config.rms_norm_eps).map_err(folder::in_config)?;
+    let context = figures::context("max_position_embeddings", config.max_position_embeddings);
+    spec.max_context = context.map_err(folder::in_config)?;
     Ok(spec)
 }

@@ -70,7 +70,7 @@ impl MixtureOfExperts {
             None => ExpertNames::GgufApart,
         };
         let (heads, kv_heads) = (base.heads as usize, base.kv_heads as usize);
-        let end = end_of_sequence(&file);
+        let end = end_of_sequence(&file, base.vocab)?;
         let file = Arc::new(file);
         let weights: Box<dyn WeightSource> = if qwen {
             Box::new(CheckpointWeights::new(file, WithExperts { rest: GgufQwen, names }))

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use slicescheduler_executor::checkpoint::{CheckpointWeights, ExpertNames, HfLlama, SafetensorsFile, WithExperts};
 use slicescheduler_gmg::templates::MoeSpec;
 
-use crate::model::folder::{self, OneOrMany};
+use crate::model::folder;
 use crate::model::llama::safetensors::{Config, spec};
 use crate::model::{MixtureOfExperts, ModelError};
 
@@ -69,10 +69,11 @@ impl MixtureOfExperts {
         let mut base = spec(folder, &config, &file, deepest).map_err(refused)?;
         base.qk_norm = qwen;
         base.intermediate = of_experts.moe_intermediate_size.filter(|_| qwen).unwrap_or(base.intermediate);
+        let end_of_sequence = config.end_of_sequence().map_err(refused)?;
         let weights = CheckpointWeights::new(Arc::new(file), WithExperts { rest: HfLlama, names });
         let mut spec = MoeSpec::tiny();
         (spec.base, spec.experts, spec.top) = (base, experts, top);
         let model = Self::from_spec(spec, weights);
-        Ok(Self { end_of_sequence: config.eos_token_id.and_then(OneOrMany::first), ..model })
+        Ok(Self { end_of_sequence, ..model })
     }
 }

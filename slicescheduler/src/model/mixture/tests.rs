@@ -401,3 +401,56 @@ fn mixtures_that_can_not_be_run_are_refused_with_their_reason() {
     let refused = MixtureOfExperts::from_safetensors(&folder.0).unwrap_err().to_string();
     assert!(refused.contains("do not sum to one"), "{refused}");
 }
+
+#[test]
+fn figures_that_can_not_be_are_refused_with_their_key() {
+    let folder = Folder::new("figures-refused");
+    let (right, names) = (spec(DType::F32, false), Names::Llama { apart: false });
+    let whole = tensors(&right, names);
+    type Spoil = fn(&mut MoeSpec);
+    let cases: [(Spoil, &str); 10] = [
+        (|spec| spec.base.layers = 1, r#""llama.block_count" is 1; it has weights of 2 layers"#),
+        (|spec| spec.base.layers = 3, r#""llama.block_count" is 3; it has weights of 2 layers"#),
+        (|spec| spec.base.rope_theta = 0.0, r#""llama.rope.freq_base" is 0; a finite number above 0 is wanted"#),
+        (|spec| spec.base.rope_theta = -1.0, r#""llama.rope.freq_base" is -1; a finite number above 0 is wanted"#),
+        (|spec| spec.base.rope_theta = f32::NAN, r#""llama.rope.freq_base" is NaN; a finite number above 0 is wanted"#),
+        (|spec| spec.base.rope_theta = f32::INFINITY, "is inf; a finite number above 0 is wanted"),
+        (
+            |spec| spec.base.norm_epsilon = f32::NAN,
+            "layer_norm_rms_epsilon\" is NaN; at least 0 and less than 1 is wanted",
+        ),
+        (|spec| spec.base.norm_epsilon = -1.0, "layer_norm_rms_epsilon\" is -1; at least 0 and less than 1 is wanted"),
+        (|spec| spec.base.norm_epsilon = f32::INFINITY, "is inf; at least 0 and less than 1 is wanted"),
+        (|spec| spec.base.max_context = 0, r#""llama.context_length" is 0; at least 1 is wanted"#),
+    ];
+    for (spoil, reason) in cases {
+        let mut wrong = right.clone();
+        spoil(&mut wrong);
+        let path = folder.write("model.gguf", gguf(&wrong, names, &whole));
+        let refused = MixtureOfExperts::from_gguf(&path).unwrap_err().to_string();
+        assert!(refused.starts_with(&path.display().to_string()) && refused.ends_with(reason), "{refused}");
+    }
+    // The file's answers end with token 9.
+    let mut few = right.clone();
+    few.base.vocab = 9;
+    let path = folder.write("model.gguf", gguf(&few, names, &tensors(&few, names)));
+    let refused = MixtureOfExperts::from_gguf(path).unwrap_err().to_string();
+    assert!(refused.ends_with(r#""tokenizer.ggml.eos_token_id" is 9; a token, less than 9, is wanted"#), "{refused}");
+
+    let names = Names::HfMixtral;
+    folder.write("model.safetensors", safetensors(&tensors(&right, names)));
+    for (said, wrong, reason) in [
+        (r#"layers":2"#, r#"layers":1"#, r#""num_hidden_layers" is 1; it has weights of 2 layers"#),
+        (r#"theta":5000.0"#, r#"theta":0"#, r#""rope_theta" is 0; a finite number above 0 is wanted"#),
+        (r#"theta":5000.0"#, r#"theta":1e39"#, r#""rope_theta" is inf; a finite number above 0 is wanted"#),
+        (r#"eps":0.0001"#, r#"eps":-0.5"#, r#""rms_norm_eps" is -0.5; at least 0 and less than 1 is wanted"#),
+        ("[9,4]", "[9,256]", r#""eos_token_id" is 256; a token, less than 256, is wanted"#),
+        ("[9,4]", "4294967295", r#""eos_token_id" is 4294967295; a token, less than 256, is wanted"#),
+    ] {
+        let config = config(&right, names);
+        assert!(config.contains(said), "{config}");
+        folder.write("config.json", config.replace(said, wrong));
+        let refused = MixtureOfExperts::from_safetensors(&folder.0).unwrap_err().to_string();
+        assert!(refused.ends_with(&format!("its config.json says that {reason}")), "{refused}");
+    }
+}
