@@ -20,8 +20,11 @@ impl Tokenizer {
         /// Kinds of tokens in GGUF: what is never part of a text, and what is found whole in one.
         const CONTROL: u64 = 3;
         const USER_DEFINED: u64 = 4;
-        let file = GgufFile::open(path.as_ref())?;
-        let model = file.text("tokenizer.ggml.model")?;
+        let path = path.as_ref();
+        let file = GgufFile::open(path)?;
+        let lacks = |source| TextError::Metadata { path: path.to_owned(), source };
+        let failed = |source| TextError::Tokenizer { path: path.to_owned(), source };
+        let model = file.text("tokenizer.ggml.model").map_err(lacks)?;
         let cut = file.text("tokenizer.ggml.pre").unwrap_or("gpt-2");
         let mut steps: Vec<PreTokenizerWrapper> = Vec::new();
         match (model, cut) {
@@ -29,23 +32,24 @@ impl Tokenizer {
             ("gpt2", "gpt-2" | "default") => {}
             _ => {
                 let found = format!("{model}, cut as {cut}");
-                return Err(TextError::Kind { found, supported: "\"gpt2, cut as smollm\" and \"gpt2, cut as gpt-2\"" });
+                let supported = "\"gpt2, cut as smollm\" and \"gpt2, cut as gpt-2\"";
+                return Err(TextError::Kind { path: path.to_owned(), found, supported });
             }
         }
         let bytes = ByteLevel::new(false, false, true);
         steps.push(bytes.into());
-        let tokens = file.texts("tokenizer.ggml.tokens")?;
+        let tokens = file.texts("tokenizer.ggml.tokens").map_err(lacks)?;
         let vocabulary: Vocab = tokens.iter().zip(0..).map(|(&token, id)| (token.to_owned(), id)).collect();
-        let merges = file.texts("tokenizer.ggml.merges")?;
+        let merges = file.texts("tokenizer.ggml.merges").map_err(lacks)?;
         let merges: Merges = merges
             .iter()
             .enumerate()
             .map(|(index, merge)| match merge.split_once(' ') {
                 Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
-                None => Err(TextError::Merge { index, found: (*merge).to_owned() }),
+                None => Err(TextError::Merge { path: path.to_owned(), index, found: (*merge).to_owned() }),
             })
             .collect::<Result<_, _>>()?;
-        let model = BPE::builder().vocab_and_merges(vocabulary, merges).build().map_err(TextError::Tokenizer)?;
+        let model = BPE::builder().vocab_and_merges(vocabulary, merges).build().map_err(failed)?;
         let mut inner = tokenizers::Tokenizer::new(model);
         inner.with_pre_tokenizer(Some(Sequence::new(steps)));
         inner.with_decoder(Some(bytes));
@@ -56,7 +60,7 @@ impl Tokenizer {
         inner.add_special_tokens(&special);
         inner.add_tokens(&whole);
         let chat_template = file.text("tokenizer.chat_template").ok().map(str::to_owned);
-        Ok(Self { inner, chat_template })
+        Ok(Self { inner, path: path.into(), chat_template })
     }
 }
 
@@ -100,6 +104,11 @@ mod tests {
     #[test]
     fn a_merge_of_one_token_is_refused() {
         let error = tokenizer(&["a b", "ab"]).unwrap_err();
-        assert!(matches!(&error, TextError::Merge { index: 1, found } if found == "ab"), "{error}");
+        assert!(matches!(&error, TextError::Merge { index: 1, found, .. } if found == "ab"), "{error}");
+        let said = error.to_string();
+        assert!(said.starts_with("merge 1 of the tokenizer in ") && said.contains("slicescheduler-merges"), "{said}");
+        // A merge whose result is no token.
+        let said = tokenizer(&["b b"]).unwrap_err().to_string();
+        assert!(said.starts_with("the tokenizer of ") && said.contains("slicescheduler-merges"), "{said}");
     }
 }
