@@ -6,6 +6,7 @@ mod error;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use slicescheduler_executor::ExecutorError;
 use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
 use slicescheduler_executor::lane::{StdThreads, ThreadSpawner};
 use slicescheduler_executor::model::CpuModel;
@@ -24,7 +25,7 @@ use slicescheduler_simulator::timeline::{Horizon, Timeline};
 use crate::assembly::{Assembly, Member, assemble, cpu_device};
 use crate::driver::{Driver, DriverOptions};
 use crate::learned::Learned;
-use crate::model::{Model, ModelKind};
+use crate::model::{Model, ModelError, ModelKind};
 use crate::serve::{Served, Service, SliceScheduler, SystemClock, TokenWorld};
 
 pub use error::BuildError;
@@ -278,8 +279,18 @@ impl Builder {
         let served = served
             .map(|(((entry, member), model), index)| entry.served(member, model.kind(), TenantId(index), gmg.view()));
         let served = served.collect();
-        let bound = models.into_iter().zip(bound).collect();
-        let world = CpuWorld::new(gmg.view(), bound, clock.clone(), &*self.threads, self.lanes)?;
+        let bound = models.iter().copied().zip(bound).collect();
+        let world = CpuWorld::new(gmg.view(), bound, clock.clone(), &*self.threads, self.lanes);
+        let world = world.map_err(|error| match error {
+            // One model per tenant: whose it is says more than its number.
+            ExecutorError::Model { model, source } => {
+                match models.iter().zip(&self.tenants).find(|(id, _)| **id == model) {
+                    Some((_, entry)) => entry.wrong((*source).into()),
+                    None => (*source).into(),
+                }
+            }
+            other => other.into(),
+        })?;
         let learned = Learned::new(Arc::new(Roofline::default()));
         let what_if = Timeline::of(gmg.view(), Arc::new(learned.clone()), Horizon(HORIZON));
         let waker = world.waker();
@@ -331,7 +342,7 @@ impl Hardware {
 }
 
 impl Entry {
-    fn wrong(&self, source: crate::model::ModelError) -> BuildError {
+    fn wrong(&self, source: ModelError) -> BuildError {
         let (tenant, model) = (self.tenant.name.to_string(), self.model.name().to_owned());
         BuildError::Model { tenant, model, source: Box::new(source) }
     }
@@ -350,7 +361,21 @@ impl Entry {
     }
 
     fn bind(&self, member: &Member) -> Result<CpuModel, BuildError> {
-        self.model.on_cpu(member.model.template.clone()).map_err(|error| self.wrong(error))
+        let of_graph = &member.model;
+        let model = self.model.on_cpu(of_graph.template.clone()).map_err(|error| self.wrong(error))?;
+        if !Arc::ptr_eq(model.template(), &of_graph.template) {
+            return Err(self.wrong(ModelError::OtherTemplate));
+        }
+        let (said, needed) = (of_graph.weights, model.slot_bytes());
+        if said < needed {
+            return Err(self.wrong(ModelError::WeightBytes { said, needed }));
+        }
+        let (said, tokens) = (of_graph.kv_bytes_per_token, member.options.block_tokens);
+        let needed = model.kv_block_bytes(tokens);
+        if said.times(u64::from(tokens)) < needed {
+            return Err(self.wrong(ModelError::KvBytes { tokens, said, needed }));
+        }
+        Ok(model)
     }
 
     /// What requests of the tenant are held to. A request may take three quarters of the KV cache

@@ -1,15 +1,20 @@
 //! What a builder refuses, and what it makes.
 
-use slicescheduler::executor::model::SeededWeights;
+use std::sync::Arc;
+
+use slicescheduler::executor::cpu_world::CpuWorldOptions;
+use slicescheduler::executor::model::{CpuModel, SeededWeights};
+use slicescheduler::executor::registry::KernelRegistry;
 use slicescheduler::gmg::cluster::{Cluster, DeviceSpec};
 use slicescheduler::gmg::dtype::DType;
+use slicescheduler::gmg::graph::OpGraph;
 use slicescheduler::gmg::templates::DenseSpec;
 use slicescheduler::gmg::units::{Bandwidth, Bytes, FlopRate};
 use slicescheduler::scheduler::StaticContainers;
 use slicescheduler::scheduler::batching::BatchOptions;
-use slicescheduler::{Builder, Llama, Model, Request, SliceScheduler, Tenant};
+use slicescheduler::{Builder, Llama, Model, ModelError, Request, SliceScheduler, Tenant};
 
-use crate::rig::{Threads, collect};
+use crate::rig::{Threads, alone, collect};
 
 fn tenant(name: &str) -> Tenant {
     Tenant::best_effort(name)
@@ -79,6 +84,97 @@ fn a_model_that_no_kernel_can_run_is_told_before_its_weights_are_read() {
     let message =
         refused(SliceScheduler::builder().tenant(tenant("chat"), Llama::from_spec(odd, SeededWeights::new(1))));
     assert!(message.starts_with(r#"tenant "chat": model tiny: "#), "{message}");
+}
+
+/// A model that keeps its contract but for one thing.
+#[derive(Debug)]
+struct Liar {
+    model: Llama,
+    weights: Option<Bytes>,
+    kv: Option<Bytes>,
+    other_template: bool,
+}
+
+impl Liar {
+    fn new() -> Self {
+        Self { model: Llama::tiny(1), weights: None, kv: None, other_template: false }
+    }
+}
+
+impl Model for Liar {
+    fn name(&self) -> &str {
+        "liar"
+    }
+
+    fn template(&self) -> Result<Arc<OpGraph>, ModelError> {
+        self.model.template()
+    }
+
+    fn kv_bytes_per_token(&self) -> Bytes {
+        self.kv.unwrap_or(self.model.kv_bytes_per_token())
+    }
+
+    fn max_context(&self) -> u32 {
+        self.model.max_context()
+    }
+
+    fn vocabulary(&self) -> u32 {
+        self.model.vocabulary()
+    }
+
+    fn weight_bytes(&self, template: &OpGraph) -> Result<Bytes, ModelError> {
+        self.weights.map_or_else(|| self.model.weight_bytes(template), Ok)
+    }
+
+    fn on_cpu(&self, template: Arc<OpGraph>) -> Result<CpuModel, ModelError> {
+        self.model.on_cpu(if self.other_template { self.model.template()? } else { template })
+    }
+}
+
+#[test]
+fn a_model_that_breaks_its_contract_is_told_with_its_tenant() {
+    let of =
+        |liar: Liar| refused(SliceScheduler::builder().tenant(tenant("a"), Llama::tiny(1)).tenant(tenant("b"), liar));
+    let spec = DenseSpec::tiny();
+    assert_eq!(
+        of(Liar { weights: Some(Bytes(1000)), ..Liar::new() }),
+        format!(
+            "tenant \"b\": model liar: its packed weights take {}, `weight_bytes` says 1000 B; give what a CpuModel has \
+             as slot_bytes",
+            spec.weight_bytes()
+        )
+    );
+    assert_eq!(
+        of(Liar { kv: Some(Bytes(1)), ..Liar::new() }),
+        format!(
+            "tenant \"b\": model liar: 16 tokens take {} of KV cache, `kv_bytes_per_token` says 1 B for each; give what \
+             the cache takes",
+            spec.kv_bytes_per_token().times(16)
+        )
+    );
+    assert_eq!(
+        of(Liar { other_template: true, ..Liar::new() }),
+        "tenant \"b\": model liar: `on_cpu` gave a model of another template than it was given; make it from the same Arc"
+    );
+    let kernels = CpuWorldOptions { kernels: KernelRegistry::new(), ..CpuWorldOptions::default() };
+    assert_eq!(
+        refused(SliceScheduler::builder().tenant(tenant("a"), Llama::tiny(1)).lanes(kernels)),
+        "tenant \"a\": model tiny: no kernel for embedding of f32 elements, which operator \"embed\" needs; register one"
+    );
+}
+
+/// As a file may say it, of which nothing else is wrong.
+#[test]
+fn a_context_that_no_memory_holds_takes_none() {
+    let mut endless = DenseSpec::tiny();
+    endless.max_context = u32::MAX;
+    let slices = SliceScheduler::builder()
+        .tenant(tenant("chat"), Llama::from_spec(endless, SeededWeights::new(1)))
+        .build_stepped()
+        .unwrap();
+    let prompt = [1, 2, 3];
+    let answer = slices.submit("chat", Request::prompt_tokens(&prompt).max_tokens(5)).unwrap();
+    assert_eq!(collect(answer).0, alone("chat", &prompt, 5));
 }
 
 #[test]
