@@ -12,6 +12,7 @@
 mod serve {
     pub(crate) mod arguments;
     pub(crate) mod load;
+    pub(crate) mod memory;
     pub(crate) mod tenant;
     pub(crate) mod watch;
 }
@@ -30,6 +31,7 @@ use slicescheduler_gmg::units::{Bytes, Nanos};
 
 use serve::arguments::{Arguments, PolicyName};
 use serve::load::{self, Outcome};
+use serve::memory;
 use serve::tenant::Served;
 use serve::watch::Watch;
 
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
+    memory::check(arguments.devices.unwrap_or(arguments.tenants.len() as u32), arguments.memory_mib)?;
     let served = arguments.tenants.iter().map(|wish| Served::load(wish, &arguments.models));
     let served = served.collect::<Result<Vec<_>, _>>()?;
     if let Some(text) = &arguments.prompt {

@@ -95,11 +95,8 @@ fn wish(text: &str) -> Result<Wish, String> {
 
 fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
-    if rate.is_finite() && rate > 0.0 && rate <= 1e4 {
-        Ok(rate)
-    } else {
-        Err("expected more than 0, 10000 at most".to_owned())
-    }
+    // Less than one in a week is no load.
+    if (1e-6..=1e4).contains(&rate) { Ok(rate) } else { Err("expected 0.000001 to 10000".to_owned()) }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -42,8 +43,8 @@ struct Fared {
     pace: Vec<Nanos>,
     /// Tokens, in and out, of requests that completed while others arrived.
     in_window: u64,
-    /// Of every request that completed, by its number, a hash of the answer.
-    answers: HashMap<usize, u64>,
+    /// Of every request that completed, by its number, a hash of the answer; only where loads are compared.
+    answers: Option<HashMap<usize, u64>>,
 }
 
 /// How all fared.
@@ -62,7 +63,8 @@ impl Outcome {
     /// How many answers equal those of `other` to the same requests, and how many there are to both.
     pub(crate) fn same_answers(&self, other: &Self) -> (usize, usize) {
         let both = self.tenants.iter().zip(&other.tenants).flat_map(|((_, one), (_, other))| {
-            one.answers.iter().filter_map(|(number, answer)| Some(answer == other.answers.get(number)?))
+            let (one, other) = (one.answers.iter().flatten(), other.answers.as_ref());
+            one.filter_map(move |(number, answer)| Some(answer == other?.get(number)?))
         });
         both.fold((0, 0), |(same, all), equal| (same + usize::from(equal), all + 1))
     }
@@ -93,8 +95,8 @@ pub(crate) fn run(slices: &SliceScheduler, served: &[Served], arguments: &Argume
             .zip(0u64..)
             .map(|((tenant, prompts), index)| {
                 let seed = arguments.seed.wrapping_mul(0x9e37_79b9).wrapping_add(index);
-                let max_tokens = arguments.max_tokens;
-                let asker = Asker { slices, tenant, prompts, max_tokens, window, random: seed, asked: 0 };
+                let (max_tokens, compare) = (arguments.max_tokens, arguments.compare);
+                let asker = Asker { slices, tenant, prompts, max_tokens, window, compare, random: seed, asked: 0 };
                 scope.spawn(move || {
                     if tenant.best_effort {
                         asker.backlog(end)
@@ -127,6 +129,8 @@ struct Asker<'a> {
     max_tokens: u32,
     /// When requests no longer arrive.
     window: Nanos,
+    /// Whether answers are kept, to be compared.
+    compare: bool,
     random: u64,
     asked: usize,
 }
@@ -151,30 +155,50 @@ impl Asker<'_> {
         }
     }
 
-    /// Asks bursts of requests with exponential times in between, whatever has been answered.
+    /// Asks bursts of requests with exponential times in between, whatever has been answered. Another thread takes the
+    /// answers, so that no more of them are held than are under way.
     fn arrivals(mut self, end: Instant, rate: f64, burst: u32) -> Result<Fared, String> {
-        let (mut asked, mut next, mut refused) = (Vec::new(), Instant::now(), 0);
+        let (mut fared, window) = (self.fared(), self.window);
+        thread::scope(|scope| {
+            let (sender, answers) = mpsc::channel();
+            let taken = scope.spawn(move || {
+                answers.into_iter().for_each(|asked| fared.take(asked, window));
+                fared
+            });
+            let refused = self.ask_until(end, rate, burst, &sender);
+            drop(sender);
+            let fared = taken.join().map_err(|_| "a thread of the load panicked".to_owned())?;
+            Ok(Fared { refused: refused?, ..fared })
+        })
+    }
+
+    /// Sends what is asked to whoever takes the answers; returns how many requests were turned away.
+    fn ask_until(&mut self, end: Instant, rate: f64, burst: u32, taker: &mpsc::Sender<Asked>) -> Result<u32, String> {
+        let (mut next, mut refused) = (Instant::now(), 0);
         loop {
-            next += Duration::from_secs_f64(-self.uniform().ln() * f64::from(burst) / rate);
-            if next >= end {
-                break;
-            }
+            let pause = Duration::try_from_secs_f64(-self.uniform().ln() * f64::from(burst) / rate);
+            // One that is longer than any clock goes is beyond the end.
+            let Some(then) = pause.ok().and_then(|pause| next.checked_add(pause)).filter(|then| *then < end) else {
+                return Ok(refused);
+            };
+            next = then;
             thread::sleep(next.saturating_duration_since(Instant::now()));
             for _ in 0..burst {
                 match self.ask()? {
-                    Some(one) => asked.push(one),
+                    Some(one) => taker.send(one).map_err(|_| "nobody takes the answers".to_owned())?,
                     None => refused += 1,
                 }
             }
         }
-        let mut fared = Fared { refused, ..Fared::default() };
-        asked.into_iter().for_each(|asked| fared.take(asked, self.window));
-        Ok(fared)
+    }
+
+    fn fared(&self) -> Fared {
+        Fared { answers: self.compare.then(HashMap::new), ..Fared::default() }
     }
 
     /// Keeps a few requests under way; those that are not answered at the end are cancelled.
     fn backlog(mut self, end: Instant) -> Result<Fared, String> {
-        let (mut asked, mut fared) = (VecDeque::new(), Fared::default());
+        let (mut asked, mut fared) = (VecDeque::new(), self.fared());
         while Instant::now() < end {
             while asked.len() < BACKLOG {
                 let Some(one) = self.ask()? else { break };
@@ -235,7 +259,9 @@ impl Fared {
         if last <= window {
             self.in_window += asked.prompt as u64 + u64::from(count);
         }
-        self.answers.insert(asked.number, hash.finish());
+        if let Some(answers) = &mut self.answers {
+            answers.insert(asked.number, hash.finish());
+        }
         self.first.push(first - asked.at);
         if count > 1 {
             self.pace.push(Nanos((last - first).0 / u64::from(count - 1)));
