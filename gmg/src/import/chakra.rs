@@ -118,7 +118,8 @@ fn read_message(
     }
     if length > options.limits.record_bytes {
         let most = options.limits.record_bytes;
-        return Err(ImportError::Limit { position: progress.position(), what: "bytes in one record", most });
+        let (position, what) = (progress.position(), "bytes in one record");
+        return Err(ImportError::Limit { position, what, most, limit: "record_bytes" });
     }
     message.clear();
     let read = meter.take(length).read_to_end(message).map_err(failed)? as u64;

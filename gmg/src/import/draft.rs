@@ -147,7 +147,7 @@ impl Draft {
     pub(super) fn add(&mut self, node: Node<'_>, position: Position) -> Result<(), ImportError> {
         let number = position.record.unwrap_or_default();
         if self.ops.len() as u64 >= self.limits.ops.min(u64::from(u32::MAX / 2)) {
-            return Err(ImportError::Limit { position, what: "operators", most: self.limits.ops });
+            return Err(ImportError::Limit { position, what: "operators", most: self.limits.ops, limit: "ops" });
         }
         let index = self.ops.len() as u32;
         if self.by_id.insert(node.id, index).is_some() {
@@ -158,7 +158,7 @@ impl Draft {
         }
         self.edges += (node.after.len() + node.control.len() + node.inputs.len()) as u64;
         if self.edges > self.limits.edges {
-            return Err(ImportError::Limit { position, what: "dependencies", most: self.limits.edges });
+            return Err(ImportError::Limit { position, what: "dependencies", most: self.limits.edges, limit: "edges" });
         }
         for &input in &node.inputs {
             self.tensors[input.0 as usize].read = true;

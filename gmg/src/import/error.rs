@@ -120,7 +120,7 @@ pub enum ImportError {
         nodes: Vec<u64>,
     },
     /// A limit of the options.
-    #[error("{position}: more than {most} {what}: raise the limit if the file is to be trusted")]
+    #[error("{position}: more than {most} {what}: raise the limit {limit} if the file is to be trusted")]
     Limit {
         /// Where.
         position: Position,
@@ -128,6 +128,8 @@ pub enum ImportError {
         what: &'static str,
         /// How much is allowed.
         most: u64,
+        /// What the limit is called in [`Limits`](crate::import::Limits).
+        limit: &'static str,
     },
     /// Nothing in the file is an operator.
     #[error("{records} records and no operator among them{}", in_words(.dropped))]

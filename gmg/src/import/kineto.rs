@@ -193,7 +193,7 @@ impl Reader {
         }
         if let Some(position) = self.too_many_calls {
             let most = self.options.limits.ops;
-            return Err(ImportError::Limit { position, what: "operators", most });
+            return Err(ImportError::Limit { position, what: "operators", most, limit: "ops" });
         }
         let mut calls = std::mem::take(&mut self.calls);
         let end = |span: &Span| span.start + span.duration;
@@ -405,7 +405,7 @@ impl Records for Reader {
         };
         if self.spans.len() as u64 >= self.options.limits.ops.saturating_mul(2) {
             let most = self.options.limits.ops;
-            return Err(ImportError::Limit { position, what: "operators", most });
+            return Err(ImportError::Limit { position, what: "operators", most, limit: "ops" });
         }
         self.spans.push(span);
         Ok(())

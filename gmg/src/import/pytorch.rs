@@ -240,7 +240,7 @@ impl Records for Reader {
         let id = node.id.require_u64("id", None, position)?;
         let limit = self.options.limits.ops.saturating_mul(CALLS_PER_OP);
         if self.calls.len() as u64 >= limit {
-            return Err(ImportError::Limit { position, what: "calls", most: limit });
+            return Err(ImportError::Limit { position, what: "calls", most: limit, limit: "ops" });
         }
         // The root names itself as its caller.
         let caller = node.caller.as_u64().filter(|&caller| caller != id);
@@ -254,14 +254,14 @@ impl Records for Reader {
             Class::Worker => {
                 if self.workers.len() as u64 >= self.options.limits.ops {
                     let most = self.options.limits.ops;
-                    return Err(ImportError::Limit { position, what: "operators", most });
+                    return Err(ImportError::Limit { position, what: "operators", most, limit: "ops" });
                 }
                 let worker = self.worker(id, node, position);
                 let uses = worker.reads.iter().chain(&worker.writes).map(|used| 1 + used.shape.len() as u64 / 4);
                 self.uses = self.uses.saturating_add(uses.sum());
                 if self.uses > self.options.limits.edges {
                     let most = self.options.limits.edges;
-                    return Err(ImportError::Limit { position, what: "tensors that calls use", most });
+                    return Err(ImportError::Limit { position, what: "tensors that calls use", most, limit: "edges" });
                 }
                 self.workers.push(worker);
             }

@@ -61,7 +61,7 @@ fn unpack(reader: Peeked<'_>, layers: u32, name: &str, options: &Options) -> Res
             None if import.is_some() => break,
             None => {
                 let (position, what, most) = (Position::default(), "bytes in the file", options.limits.total_bytes);
-                return Err(ImportError::Limit { position, what, most });
+                return Err(ImportError::Limit { position, what, most, limit: "total_bytes" });
             }
         }
         if import.is_some() {
@@ -257,11 +257,11 @@ impl Read for Meter<'_> {
         let now = byte.get().saturating_add(read);
         byte.set(now);
         if now - began.get() > limits.record_bytes || now > limits.total_bytes {
-            let (what, most) = match now > limits.total_bytes {
-                true => ("bytes in the file", limits.total_bytes),
-                false => ("bytes in one record", limits.record_bytes),
+            let (what, most, limit) = match now > limits.total_bytes {
+                true => ("bytes in the file", limits.total_bytes, "total_bytes"),
+                false => ("bytes in one record", limits.record_bytes, "record_bytes"),
             };
-            self.progress.fail(ImportError::Limit { position: self.progress.position(), what, most });
+            self.progress.fail(ImportError::Limit { position: self.progress.position(), what, most, limit });
             return Err(io::Error::other(what));
         }
         Ok(read as usize)
