@@ -71,7 +71,7 @@ impl Noise {
             let is_exchange = |slot| matches!(launch.template.kind(slot), Some(OpKind::Collective(_)));
             let exchanges: SmallVec<[bool; 32]> = segment.slots().map(is_exchange).collect();
             let planned: SmallVec<[u64; 64]> = (range.start..range.start + exchanges.len() as u32)
-                .flat_map(|op| costs.iter().map(move |cost| cost.duration(op).get() * shared / ONE))
+                .flat_map(|op| costs.iter().map(move |cost| scaled(cost.duration(op).get(), shared)))
                 .collect();
             for op in range.start.max(launch.ops.start)..range.end.min(launch.ops.end) {
                 let slot = (op - range.start) as usize % exchanges.len();
@@ -104,7 +104,7 @@ impl Noise {
             }
             let length = segment.slots().len() as u32;
             let durations: SmallVec<[u64; 16]> =
-                (0..length).map(|slot| cost.duration(range.start + slot).get() * shared / ONE).collect();
+                (0..length).map(|slot| scaled(cost.duration(range.start + slot).get(), shared)).collect();
             let mut slot = (first - range.start) % length;
             for op in first..end {
                 if !visit(op, varied(durations[slot as usize], base, op, self.operator)) {
@@ -133,7 +133,12 @@ fn rank(spec: &JobSpec) -> u32 {
 /// How long operator `op` takes, at least 1 ns, where `planned` is what it would take without noise.
 fn varied(planned: u64, base: u64, op: u32, half_width: u64) -> Nanos {
     let own = factor(mix(base ^ u64::from(op + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)), half_width);
-    Nanos((planned.saturating_mul(own) / ONE).max(1))
+    Nanos(scaled(planned, own).max(1))
+}
+
+/// `nanos` times `factor`, saturating.
+fn scaled(nanos: u64, factor: u64) -> u64 {
+    u64::try_from(u128::from(nanos) * u128::from(factor) / u128::from(ONE)).unwrap_or(u64::MAX)
 }
 
 /// Half the width of a uniform distribution with this standard deviation, in units of 1 / 1024:
@@ -159,6 +164,16 @@ fn mix(mut x: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // 100,000 hours are 3.6e17 ns; 1024 times as many have no place in 64 bits.
+    #[test]
+    fn the_longest_times_are_scaled_without_overflow() {
+        let hours = 360_000_000_000_000_000;
+        assert_eq!(scaled(hours, ONE), hours);
+        assert_eq!(scaled(hours, ONE / 2), hours / 2);
+        assert_eq!(scaled(u64::MAX, 2 * ONE), u64::MAX);
+        assert_eq!(varied(hours, 1, 0, 0), Nanos(hours));
+    }
 
     #[test]
     fn factors_have_the_mean_and_the_deviation_asked_for() {
