@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
@@ -89,14 +90,14 @@ fn shared_beginnings_and_unequal_lengths_matter() {
 /// The run on an RTX 4090 in a folder of its own, with `file` as `change` makes it of its lines.
 fn changed_run(data: &Path, name: &str, file: &str, change: impl Fn(&mut Vec<String>)) -> Result<Run, String> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("changed-runs").join(name);
-    std::fs::create_dir_all(&folder).unwrap();
+    fs::create_dir_all(&folder).unwrap();
     for name in ["meta.json", "config.json", "requests.jsonl", "timeseries.csv"] {
-        let text = std::fs::read_to_string(data.join("vllm-runs/RTX4090-Llama-3.1-8B").join(name)).unwrap();
+        let text = fs::read_to_string(data.join("vllm-runs/RTX4090-Llama-3.1-8B").join(name)).unwrap();
         let mut lines: Vec<_> = text.lines().map(str::to_owned).collect();
         if name == file {
             change(&mut lines);
         }
-        std::fs::write(folder.join(name), lines.join("\n")).unwrap();
+        fs::write(folder.join(name), lines.join("\n")).unwrap();
     }
     Run::read(&folder).map_err(|error| error.to_string())
 }
@@ -128,12 +129,47 @@ fn a_run_that_contradicts_itself_is_refused_with_its_line() {
 }
 
 #[test]
+fn a_form_that_is_not_known_and_times_before_the_run_are_refused() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("forms-and-times");
+    fs::create_dir_all(&folder).unwrap();
+    // The engine's clock is 100 s behind that of arrivals; `queued` is what it says of the first request.
+    let read = |version: &str, queued: &str| {
+        fs::write(folder.join("meta.json"), format!("{{\"schema_version\": {version}, \"model\": \"m\"}}")).unwrap();
+        let line = |id: u32, arrival: f64, queued: &str, end: f64| {
+            format!(
+                "{{\"request_id\": \"{id}\", \"input_toks\": 5, \"output_toks\": 2, \"arrival_time\": {arrival}, \"queued_ts\": \
+                 {queued}, \"scheduled_ts\": {end}, \"first_token_ts\": {end}, \"last_token_ts\": {end}}}\n"
+            )
+        };
+        let lines = line(1, 20_000.0, queued, 19_901.0) + &line(2, 20_001.0, "19901.5", 19_902.0);
+        fs::write(folder.join("requests.jsonl"), lines).unwrap();
+        Run::read(&folder).map_err(|error| error.to_string())
+    };
+    assert_eq!(read("1", "19900").unwrap().requests.len(), 2);
+    for (version, queued, message) in [
+        ("2", "19900", "schema_version 2 (expected 1) of run"),
+        ("-1", "19900", "schema_version -1 (expected 1) of run"),
+        ("1", "0", "requests.jsonl, line 1: queued_ts 0 of 1: expected a time of the engine's clock"),
+        ("1", "-5", "requests.jsonl, line 1: queued_ts -5 of 1: expected a time of the engine's clock"),
+        // 19,899 s before the second request, which differs by -99.5 s.
+        (
+            "1",
+            "1.5",
+            "line 1: queued_ts is 19899 s before that of all others, by their arrivals: expected at most 3600 s",
+        ),
+    ] {
+        let refused = read(version, queued).unwrap_err();
+        assert!(refused.contains(message), "{refused}");
+    }
+}
+
+#[test]
 fn prompts_that_are_there_twice_are_refused() {
     let Some(data) = data() else { return };
     let run = Run::read(&data.join("vllm-runs/RTX4090-Llama-3.1-8B")).unwrap();
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("twice.prefix-blocks.jsonl");
     let line = format!("{{\"request_id\": \"{}\", \"input_toks\": 3, \"block_hashes\": []}}\n", run.requests[0].id);
-    std::fs::write(&file, line.repeat(2)).unwrap();
+    fs::write(&file, line.repeat(2)).unwrap();
     let error = PrefixBlocks::read(&file).unwrap_err().to_string();
     assert!(
         error.contains("jsonl, line 2: request_id ") && error.contains("on line 1: expected every request once"),
@@ -147,11 +183,11 @@ fn a_profile_that_contradicts_its_device_predicts_nothing() {
     let Some(data) = data() else { return };
     let source = data.join("profiles/llmservingsim/RTXPRO6000/Llama-3.1-8B");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("changed-profile");
-    std::fs::create_dir_all(folder.join("tp1")).unwrap();
+    fs::create_dir_all(folder.join("tp1")).unwrap();
     for file in ["meta.yaml", "tp1/dense.csv", "tp1/per_sequence.csv", "tp1/attention.csv", "tp1/skew.csv"] {
-        std::fs::copy(source.join(file), folder.join(file)).unwrap();
+        fs::copy(source.join(file), folder.join(file)).unwrap();
     }
-    let text = std::fs::read_to_string(source.join("tp1/dense.csv")).unwrap();
+    let text = fs::read_to_string(source.join("tp1/dense.csv")).unwrap();
     for (us, expected) in
         [("0.001", "1 ns from start to end"), ("20", "its memory traffic"), ("9e9", "expected at most 1000 times")]
     {
@@ -159,7 +195,7 @@ fn a_profile_that_contradicts_its_device_predicts_nothing() {
             true => format!("gate_up_proj,1,{us}\n"),
             false => format!("{line}\n"),
         });
-        std::fs::write(folder.join("tp1/dense.csv"), changed.collect::<String>()).unwrap();
+        fs::write(folder.join("tp1/dense.csv"), changed.collect::<String>()).unwrap();
         let run = Run::read(&data.join("vllm-runs/RTXPRO6000-Llama-3.1-8B")).unwrap();
         let error = Case::read(run, &folder, None).unwrap_err().to_string();
         assert!(error.contains("dense.csv, row ") && error.contains(expected), "{error}");
@@ -169,11 +205,11 @@ fn a_profile_that_contradicts_its_device_predicts_nothing() {
 /// Copies a folder of files, or one of them.
 fn copy(from: &Path, to: &Path) {
     if from.is_dir() {
-        std::fs::create_dir_all(to).unwrap();
-        let entries = std::fs::read_dir(from).unwrap().map(Result::unwrap);
+        fs::create_dir_all(to).unwrap();
+        let entries = fs::read_dir(from).unwrap().map(Result::unwrap);
         entries.for_each(|entry| copy(&entry.path(), &to.join(entry.file_name())));
     } else {
-        std::fs::copy(from, to).unwrap();
+        fs::copy(from, to).unwrap();
     }
 }
 
@@ -182,17 +218,17 @@ fn copy(from: &Path, to: &Path) {
 fn what_cannot_be_read_keeps_no_other_run_from_being_predicted() {
     let Some(data) = data() else { return };
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("partly-broken");
-    let _ = std::fs::remove_dir_all(&folder);
+    let _ = fs::remove_dir_all(&folder);
     copy(&data.join("vllm-runs/RTX4090-Llama-3.1-8B"), &folder.join("good"));
     copy(&data.join("vllm-runs/RTX4090-Llama-3.1-8B"), &folder.join("cut"));
     copy(&data.join("profiles/llmservingsim/RTX4090/Llama-3.1-8B"), &folder.join("profile"));
     let prefixes = "sharegpt-llama-3.1-8b-300.prefix-blocks.jsonl.gz";
     copy(&data.join("vllm-runs").join(prefixes), &folder.join(prefixes));
-    let lines = std::fs::read_to_string(folder.join("cut/requests.jsonl")).unwrap();
-    std::fs::write(folder.join("cut/requests.jsonl"), &lines[..lines.len() / 2]).unwrap();
-    std::fs::create_dir_all(folder.join("another-profile/tp1")).unwrap();
-    std::fs::write(folder.join("another-profile/meta.yaml"), "model: [").unwrap();
-    std::fs::write(folder.join("another.prefix-blocks.jsonl"), "{}").unwrap();
+    let lines = fs::read_to_string(folder.join("cut/requests.jsonl")).unwrap();
+    fs::write(folder.join("cut/requests.jsonl"), &lines[..lines.len() / 2]).unwrap();
+    fs::create_dir_all(folder.join("another-profile/tp1")).unwrap();
+    fs::write(folder.join("another-profile/meta.yaml"), "model: [").unwrap();
+    fs::write(folder.join("another.prefix-blocks.jsonl"), "{}").unwrap();
 
     let found = cases::find(&folder).unwrap();
     let [(_, cut), (at, good)] = &found.cases[..] else { panic!("{:?}", found.cases) };

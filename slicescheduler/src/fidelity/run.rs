@@ -24,6 +24,10 @@ use crate::gmg::units::Nanos;
 pub(super) const HASHED_TOKENS: u32 = 16;
 /// The longest line of a file that is read.
 const LONGEST_LINE: u64 = 1 << 24;
+/// The form of runs that is read.
+const SCHEMA: u64 = 1;
+/// How much longer than the first, in seconds, all other requests may wait to be taken in: an hour.
+const LONGEST_WAIT: f64 = 3600.0;
 /// The longest time that a run may take, in seconds: a year.
 const LONGEST_RUN: f64 = 3.2e7;
 
@@ -102,6 +106,8 @@ impl Parallel {
 
 #[derive(Clone, Debug, Deserialize)]
 struct Meta {
+    #[serde(default)]
+    schema_version: Option<serde_json::Number>,
     model: String,
     #[serde(default)]
     num_requests: Option<usize>,
@@ -218,10 +224,14 @@ impl Run {
     /// Reads the run in `folder`.
     ///
     /// # Errors
-    /// If a file is missing or not as described, a request's times are out of order, a request is there twice, or there
-    /// are other than `num_requests` of them.
+    /// If a file is missing or not as described or of another `schema_version`, a request's times are out of order or
+    /// before the run's beginning, a request is there twice, or there are other than `num_requests` of them.
     pub fn read(folder: &Path) -> Result<Self, FidelityError> {
         let meta: Meta = whole(&folder.join("meta.json"))?;
+        if let Some(version) = meta.schema_version.as_ref().filter(|version| version.as_u64() != Some(SCHEMA)) {
+            let what = format!("schema_version {version} (expected {SCHEMA})");
+            return Err(FidelityError::Unsupported { what, run: folder.into() });
+        }
         let config_file = folder.join("config.json");
         let config: Option<Config> = if config_file.exists() { Some(whole(&config_file)?) } else { None };
         let named = meta.hardware.as_ref().and_then(|hardware| hardware.device_name.clone());
@@ -354,6 +364,11 @@ fn requests(file: &Path, expected: Option<usize>) -> Result<Vec<RunRequest>, Fid
             let what = format!("times of {}: expected queued <= scheduled <= first <= last", request.request_id);
             return Err(wrong(*line, what));
         }
+        if queued_ts <= 0.0 {
+            let what =
+                format!("queued_ts {queued_ts} of {}: expected a time of the engine's clock", request.request_id);
+            return Err(wrong(*line, what));
+        }
         if request.input_toks == 0 || request.output_toks == 0 {
             return Err(wrong(*line, format!("{} has no tokens: expected at least 1 and 1", request.request_id)));
         }
@@ -364,8 +379,16 @@ fn requests(file: &Path, expected: Option<usize>) -> Result<Vec<RunRequest>, Fid
     }
     // The wall clock of arrivals and the engine's clock differ by an unknown constant. A request cannot be queued
     // before it arrives, and some are queued at once, so the least difference is the constant.
-    let offsets = lines.iter().map(|(_, request)| request.queued_ts - request.arrival_time);
-    let offset = offsets.fold(f64::INFINITY, f64::min);
+    let difference = |request: &RequestLine| request.queued_ts - request.arrival_time;
+    let mut by_difference: Vec<_> = lines.iter().map(|(line, request)| (*line, difference(request))).collect();
+    by_difference.sort_by(|(_, one), (_, other)| one.total_cmp(other));
+    let offset = by_difference.first().map_or(0.0, |(_, least)| *least);
+    if let [(line, least), (_, next), ..] = by_difference[..]
+        && next - least > LONGEST_WAIT
+    {
+        let what = format!("queued_ts is {:.0} s before that of all others, by their arrivals", next - least);
+        return Err(wrong(line, format!("{what}: expected at most {LONGEST_WAIT} s")));
+    }
     let arrival = |request: &RequestLine| (request.arrival_time + offset).min(request.queued_ts);
     let start = lines.iter().map(|(_, request)| arrival(request)).fold(f64::INFINITY, f64::min);
     if let Some((line, _)) = lines.iter().find(|(_, request)| request.last_token_ts - start > LONGEST_RUN) {
