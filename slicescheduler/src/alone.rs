@@ -1,6 +1,6 @@
 //! How long requests take alone, and service levels relative to that.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::graph::OpGraph;
@@ -27,6 +27,9 @@ pub struct Alone {
     answer: u32,
     /// Time that the host takes for an iteration.
     gap: Nanos,
+    /// Entry `k`: what the first `k` iterations of a longer prompt take, each of `token_budget` tokens. As long as the
+    /// longest prompt needs it that was asked for; clones share it.
+    whole: Arc<Mutex<Vec<Nanos>>>,
 }
 
 impl Alone {
@@ -34,21 +37,34 @@ impl Alone {
     /// median answer.
     pub fn new(template: Arc<OpGraph>, device: Arc<DeviceSpec>, token_budget: u32, answer: u32) -> Self {
         let table = CostTable::new(Arc::new(WorldCost::default()), template, device);
-        Self { table, token_budget: token_budget.max(1), answer, gap: WorldOptions::default().launch_gap }
+        let gap = WorldOptions::default().launch_gap;
+        Self { table, token_budget: token_budget.max(1), answer, gap, whole: Arc::new(Mutex::new(vec![Nanos::ZERO])) }
     }
 
     /// The time to the first token: that of the iterations that the whole prompt takes, one for each
-    /// `token_budget` tokens. O(iterations).
+    /// `token_budget` tokens. O(1) for prompts no longer than one that was asked for, else O(iterations beyond it).
     pub fn first_token(&self, prompt: u32) -> Nanos {
-        let (mut time, mut computed) = (Nanos::ZERO, 0);
-        while computed < prompt.max(1) {
-            let tokens = (prompt.max(1) - computed).min(self.token_budget);
-            let (old, new) = (u64::from(computed), u64::from(tokens));
-            computed += tokens;
-            let emits = u64::from(computed >= prompt);
-            time += self.iteration(new, emits, old + new, new * old + new * (new + 1) / 2);
+        let prompt = prompt.max(1);
+        let before = (prompt - 1) / self.token_budget;
+        let computed = before * self.token_budget;
+        self.before_last(before) + self.chunk(computed, prompt - computed, true)
+    }
+
+    /// What the first `count` iterations of a longer prompt take.
+    fn before_last(&self, count: u32) -> Nanos {
+        let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sum = whole.last().copied().unwrap_or_default();
+        for done in whole.len() as u32..=count {
+            sum += self.chunk((done - 1) * self.token_budget, self.token_budget, false);
+            whole.push(sum);
         }
-        time
+        whole.get(count as usize).copied().unwrap_or(sum)
+    }
+
+    /// The iteration in which the `tokens` of a prompt behind its first `computed` ones are computed.
+    fn chunk(&self, computed: u32, tokens: u32, is_last: bool) -> Nanos {
+        let (old, new) = (u64::from(computed), u64::from(tokens));
+        self.iteration(new, u64::from(is_last), old + new, new * old + new * (new + 1) / 2)
     }
 
     /// The time of a decode step in the middle of the answer.
@@ -116,6 +132,29 @@ mod tests {
         assert!(one_more > cut.first_token(1024) + Nanos::ms(4));
         assert!(one_more < cut.first_token(1024) + cut.per_token(1025) + Nanos::ms(1));
         assert_eq!(whole.first_token(0), whole.first_token(1), "there is always a token to compute");
+    }
+
+    // The oracle adds the iterations up one by one, for prompts in an order in which the table grows and is read.
+    #[test]
+    fn the_time_to_the_first_token_is_the_sum_of_all_iterations() {
+        for budget in [1, 7, 64] {
+            let alone = alone(budget, 0);
+            let directly = |prompt: u32| {
+                let (mut time, mut computed) = (Nanos::ZERO, 0);
+                while computed < prompt {
+                    let tokens = (prompt - computed).min(budget);
+                    time += alone.chunk(computed, tokens, computed + tokens == prompt);
+                    computed += tokens;
+                }
+                time
+            };
+            let shared = alone.clone();
+            for prompt in [15, 1, 7, 64, 8, 129, 128, 65, 14, 129] {
+                assert_eq!(shared.first_token(prompt), directly(prompt), "{prompt} tokens, {budget} at a time");
+            }
+            let longest = alone.whole.lock().unwrap().len() as u32;
+            assert_eq!(longest, 1 + 128 / budget, "an entry for each iteration, computed once");
+        }
     }
 
     #[test]
