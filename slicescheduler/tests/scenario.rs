@@ -162,9 +162,47 @@ fn a_model_is_spread_over_devices_where_it_divides_and_they_are_alike() {
 }
 
 #[test]
-fn a_tenant_has_a_prefix_cache_if_it_asks_for_one() {
-    let of = |line: &str| parse(&SMALL.replacen("weight = 3", line, 1)).unwrap().tenants[0].prefix_caching;
-    assert_eq!((of("weight = 3"), of("prefix_caching = false"), of("prefix_caching = true")), (false, false, true));
+fn a_tenant_has_a_prefix_cache_if_it_asks_for_one_and_its_prompts_have_beginnings() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("prefixes-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("t"), "").unwrap();
+    let generator = "generator = \"azure-code\", rate_scale = 2, seed = 5";
+    let of = |line: &str, format: &str| {
+        let traced = SMALL.replacen(generator, &format!("trace = \"t\", format = {format:?}"), 1);
+        let scenario = Scenario::parse(&traced.replacen("weight = 3", line, 1), Path::new("small.toml"), Some(&folder));
+        scenario.map(|scenario| scenario.tenants[0].prefix_caching).map_err(|error| error.to_string())
+    };
+    let [absent, off, on] = ["weight = 3", "prefix_caching = false", "prefix_caching = true"];
+    assert_eq!([of(absent, "mooncake"), of(off, "mooncake"), of(on, "mooncake")], [Ok(false), Ok(false), Ok(true)]);
+    assert_eq!(of(off, "azure"), Ok(false));
+    let expected = "small.toml:23:18: tenants[0].prefix_caching is true: expected false for a workload that is no trace \
+                    of format \"mooncake\", whose prompts share nothing";
+    assert_eq!(of(on, "azure").unwrap_err(), expected);
+    assert_eq!(refusal("weight = 3", on), expected);
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn what_stands_in_for_a_client_keeps_its_rate_and_its_shift() {
+    let generated = |keys: &str| {
+        let workload = format!(
+            "clients = \"none.tar.xz\", like = \"azure-conv\", client = 7, stand_in = \"azure-code\", rate_scale = 0.5{keys}"
+        );
+        let text = SMALL.replacen("generator = \"azure-code\", rate_scale = 2, seed = 5", &workload, 1);
+        let (scenario, stand_ins) = Scenario::parse_or_generate(&text, Path::new("small.toml"), None).unwrap();
+        assert_eq!(stand_ins, ["none.tar.xz"]);
+        match &scenario.tenants[0].workload {
+            Workload::Generated { preset: Preset::AzureCode, rate_scale, seed, .. } => {
+                assert_eq!(*rate_scale, 0.5);
+                *seed
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!([generated(""), generated(", seed = 3"), generated(", shift = \"0%\"")], [None, Some(3), None]);
+    // A shift of 10 % counts as 100,000 millionths.
+    assert_eq!(generated(", shift = \"10%\", seed = 3"), Some(100_003));
+    assert_eq!(generated(", shift = \"10%\""), Some(100_007));
 }
 
 #[test]
@@ -259,6 +297,11 @@ fn wrong_values_are_refused_with_place_key_and_what_would_be_right() {
             "small.toml:15:24: cluster.nodes[0].nvlink.bandwidth is zero: expected more than zero",
         ),
         (
+            "\"5us\"",
+            "\"100000h\"",
+            "small.toml:9:45: cluster.network.latency is 360000000.000 s: expected at most 1.000 s",
+        ),
+        (
             "heads = 16",
             "heads = 0",
             "small.toml:21:62: tenants[0].model.heads is 0: expected a whole number from 1 to 16777216",
@@ -276,7 +319,7 @@ fn wrong_values_are_refused_with_place_key_and_what_would_be_right() {
         (
             "slo = { ttft = \"1s\", tpot = \"100ms\" }\n",
             "",
-            "small.toml:19:8: tenants[0].slo is missing: expected { ttft = \"400ms\", tpot = \"40ms\" } or the like for a latency-sensitive tenant",
+            "small.toml:19:8: tenants[0].slo is missing: expected { ttft = \"400ms\", tpot = \"40ms\" } or the like for a latency-sensitive tenant, or relative_slo",
         ),
         (
             "[0, 2]",

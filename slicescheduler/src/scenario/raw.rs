@@ -55,7 +55,7 @@ pub(super) struct RawNode {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawLink {
     pub(super) bandwidth: Option<Spanned<Text<Bandwidth>>>,
-    pub(super) latency: Option<Text<Nanos>>,
+    pub(super) latency: Option<Spanned<Text<Nanos>>>,
 }
 
 #[derive(Deserialize)]
@@ -126,6 +126,14 @@ pub(super) struct RawWorkload {
     pub(super) max_prompt: Option<Spanned<u32>>,
     pub(super) max_output: Option<Spanned<u32>>,
     pub(super) drift: Option<Spanned<RawDrift>>,
+}
+
+impl RawWorkload {
+    /// True if prompts can have a beginning in common: only some traces know.
+    pub(super) fn says_what_prompts_begin_with(&self) -> bool {
+        let is_mooncake = |format: &Spanned<Text<TraceFormat>>| format.get_ref().0 == TraceFormat::Mooncake;
+        self.trace.is_some() && self.format.as_ref().is_some_and(is_mooncake)
+    }
 }
 
 #[derive(Deserialize)]

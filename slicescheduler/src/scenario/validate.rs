@@ -27,6 +27,8 @@ use super::{
 
 /// Devices in a cluster: as many as routes between all of them are computed for in a second or two.
 const MOST_DEVICES: u64 = 1 << 10;
+/// The longest that a link may take before the first byte is there.
+const LONGEST_LATENCY: Nanos = Nanos::secs(1);
 /// The largest dimension of a model.
 const LARGEST_DIM: u32 = 1 << 24;
 
@@ -119,7 +121,15 @@ impl Validator<'_> {
             }
             Some(bandwidth) => Some(bandwidth.get_ref().0),
         };
-        Ok(LinkOverride { bandwidth, latency: raw.latency.map(|latency| latency.0) })
+        let latency = match &raw.latency {
+            None => None,
+            Some(latency) if latency.get_ref().0 > LONGEST_LATENCY => {
+                let expected = format!("at most {LONGEST_LATENCY}");
+                return Err(self.error(latency.span(), &format!("{key}.latency"), latency.get_ref().0, expected));
+            }
+            Some(latency) => Some(latency.get_ref().0),
+        };
+        Ok(LinkOverride { bandwidth, latency })
     }
 
     fn tenants(
@@ -164,6 +174,10 @@ impl Validator<'_> {
         let caching = raw.prefix_caching.as_ref().filter(|caching| *caching.get_ref());
         if let Some(caching) = caching.filter(|_| container.layout.ranks() > 1) {
             let expected = "false for a model that is spread over devices";
+            return Err(self.error(caching.span(), &format!("{key}.prefix_caching"), "true", expected));
+        }
+        if let Some(caching) = caching.filter(|_| !raw.workload.get_ref().says_what_prompts_begin_with()) {
+            let expected = "false for a workload that is no trace of format \"mooncake\", whose prompts share nothing";
             return Err(self.error(caching.span(), &format!("{key}.prefix_caching"), "true", expected));
         }
         Ok(Tenant {

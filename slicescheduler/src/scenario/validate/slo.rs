@@ -29,7 +29,8 @@ impl Validator<'_> {
                 Err(self.error(factor.span(), &relative_key, "set", "none beside slo"))
             }
             (Class::LatencySensitive, None, None) => {
-                let expected = "{ ttft = \"400ms\", tpot = \"40ms\" } or the like for a latency-sensitive tenant";
+                let expected =
+                    "{ ttft = \"400ms\", tpot = \"40ms\" } or the like for a latency-sensitive tenant, or relative_slo";
                 Err(self.error(raw.name.span(), &key, "missing", expected))
             }
             (Class::BestEffort, None, None) => Ok((None, None)),

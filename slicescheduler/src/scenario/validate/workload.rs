@@ -141,7 +141,11 @@ impl Validator<'_> {
         match (self.find(key, "clients", clients), &workload.stand_in, self.stand_ins) {
             (Err(ScenarioError::MissingTrace { .. }), Some(stand_in), Some(noted)) => {
                 noted.borrow_mut().push(clients.get_ref().clone());
-                Ok(Workload::Generated { preset: stand_in.get_ref().0, rate_scale: 1.0, seed, lengths })
+                // Of equal clients, those with another shift have other requests.
+                let own = seed.unwrap_or_else(|| u64::from(*client.get_ref()));
+                let shifted = (shift_seed(shift) != 0).then(|| own.wrapping_add(shift_seed(shift)));
+                let seed = shifted.or(seed);
+                Ok(Workload::Generated { preset: stand_in.get_ref().0, rate_scale, seed, lengths })
             }
             (path, _, _) => Ok(Workload::Client {
                 file: ClientFile { path: path?, client: *client.get_ref() },
