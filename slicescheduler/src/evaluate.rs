@@ -84,6 +84,8 @@ pub struct Inputs<'a> {
 /// The first thing that cannot be read, run or written. Results that were there by then stay.
 pub fn evaluate(inputs: &Inputs<'_>, runner: &Runner<'_>) -> Result<(Evaluation, Measured), EvaluateError> {
     let mut stand_ins = Vec::new();
+    // Better refused now than after an hour of tuning.
+    let bases = experiment_bases(inputs, &mut stand_ins)?;
     let tuned = match &inputs.suite.tuning {
         Some(tuning) => tune::tune(runner, tuning, &tuning_bases(inputs, tuning, &mut stand_ins)?)?,
         None => Vec::new(),
@@ -91,7 +93,6 @@ pub fn evaluate(inputs: &Inputs<'_>, runner: &Runner<'_>) -> Result<(Evaluation,
     let settings: BTreeMap<String, Options> =
         tuned.iter().map(|tuned| (tuned.policy.clone(), tuned.options.clone())).collect();
     let (mut points, mut costs) = (Vec::new(), Vec::new());
-    let bases = experiment_bases(inputs, &mut stand_ins)?;
     let grid = Grid::new(inputs.suite, &bases, &settings);
     let mut outcomes = runner.all(&grid.cases)?.into_iter();
     for cell in &grid.cells {
@@ -137,6 +138,9 @@ fn experiment_bases<'a>(inputs: &Inputs<'a>, stand_ins: &mut Vec<String>) -> Res
         stand_ins.extend(replaced);
         for conditions in &experiment.variants {
             let name = results::title(&experiment.name, &conditions.name);
+            if let Some(message) = conditions.objection_of(&scenario) {
+                return Err(EvaluateError::Conditions { run: name, message });
+            }
             let mut base = Base::new(name, scenario.clone(), conditions.clone());
             base.last(experiment.duration.as_deref(), experiment.warm_up.as_deref())?;
             ways.push(Way { experiment, base });

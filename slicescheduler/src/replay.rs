@@ -46,6 +46,14 @@ pub enum ReplayError {
     /// The lanes of this machine cannot be used.
     #[error(transparent)]
     Executor(#[from] ExecutorError),
+    /// A slowdown is of a device that the cluster does not have.
+    #[error("a slowdown is of device {device}: expected one of 0 to {last}")]
+    NoSuchDevice {
+        /// Its number.
+        device: u32,
+        /// The greatest that there is.
+        last: u32,
+    },
     /// No policy has this name.
     #[error("there is no policy {name:?}; known are {}", known.join(", "))]
     NoSuchPolicy {

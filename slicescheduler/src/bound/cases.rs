@@ -14,7 +14,7 @@ use slicescheduler_simulator::JobCost;
 use slicescheduler_simulator::cost::CostModel;
 
 use crate::bound::needs::{Needs, Sizes};
-use crate::bound::oracle::{Batch, Case, Durations, Known, Place};
+use crate::bound::oracle::{Batch, Case, Durations, Known, MOST_REQUESTS, Place};
 use crate::bound::work::{NoRoofline, Work, work};
 use crate::scenario::{Scenario, Source};
 use crate::setup::{Setup, SetupError};
@@ -95,8 +95,8 @@ impl Durations for Modelled<'_> {
 }
 
 impl Case {
-    /// The first requests of a scenario, at most `most` per tenant, with weights as `policy` places them and the
-    /// durations of `model`. Weights are taken to be in place from the start.
+    /// The first requests of a scenario, at most `most` per tenant and one more than [`MOST_REQUESTS`], with weights as
+    /// `policy` places them and the durations of `model`. Weights are taken to be in place from the start.
     ///
     /// # Errors
     /// If the scenario is impossible, a trace is damaged, or `model` is not made of rooflines.
@@ -106,6 +106,8 @@ impl Case {
         model: &'m dyn CostModel,
         most: usize,
     ) -> Result<(Self, Modelled<'m>), ScenarioCaseError> {
+        // More would be refused, and a backlog does not end.
+        let most = most.min(MOST_REQUESTS + 1);
         let setup = Setup::new(scenario, policy)?;
         let view = setup.gmg.view();
         let mut requests = Vec::new();

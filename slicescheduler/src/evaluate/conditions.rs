@@ -197,6 +197,13 @@ impl Conditions {
         None
     }
 
+    /// What `scenario` could not be run under, in words; [`None`] if there is nothing.
+    pub(super) fn objection_of(&self, scenario: &Scenario) -> Option<String> {
+        let devices = scenario.cluster.devices().count();
+        let unknown = self.slow.iter().find(|slow| slow.device as usize >= devices)?;
+        Some(format!("slow has device {}: expected device numbers from 0 to {}", unknown.device, devices - 1))
+    }
+
     /// Changes `scenario`.
     pub(super) fn change(&self, scenario: &mut Scenario) {
         for (index, tenant) in scenario.tenants.iter_mut().enumerate() {
@@ -334,5 +341,17 @@ mod tests {
             assert!(conditions(text).objection().is_some(), "{text}");
         }
         assert_eq!(conditions("nvlink_gb_per_s = 0\nlending = \"strict\"").objection(), None);
+    }
+
+    #[test]
+    fn a_slow_device_is_one_of_the_cluster() {
+        let scenario = Scenario::embedded().unwrap();
+        let slow = |device: u32| {
+            let text = format!("slow = [{{ device = {device}, percent = 50, from_s = 0, until_s = 2 }}]");
+            conditions(&text).objection_of(&scenario)
+        };
+        assert_eq!(slow(7), None);
+        assert_eq!(slow(8).unwrap(), "slow has device 8: expected device numbers from 0 to 7");
+        assert!(slow(u32::MAX).is_some());
     }
 }

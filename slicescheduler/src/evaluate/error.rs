@@ -38,6 +38,14 @@ pub enum EvaluateError {
     /// A scenario of a suite is not one.
     #[error(transparent)]
     Scenario(#[from] ScenarioError),
+    /// A scenario cannot be run in the way that a suite asks for.
+    #[error("{run}: {message}")]
+    Conditions {
+        /// The experiment and its variant.
+        run: String,
+        /// What is wrong and what would be right.
+        message: String,
+    },
     /// A run could not be made.
     #[error("{run}: {source}")]
     Run {

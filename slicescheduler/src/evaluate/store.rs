@@ -29,11 +29,16 @@ impl Store {
     /// The result of `key`, if it is there; what is wrong with its file, if it is damaged.
     ///
     /// # Errors
-    /// If there is a file that cannot be read.
+    /// If there is a file that cannot be read, or something that is no file.
     pub fn get(&self, key: &str) -> Result<Option<Result<Outcome, OutcomeError>>, EvaluateError> {
         let file = self.file(key);
         let mut text = Vec::new();
-        match std::fs::File::open(&file).and_then(|open| open.take(LONGEST).read_to_end(&mut text)) {
+        // Opening a pipe waits for somebody who writes to it.
+        let opened = std::fs::metadata(&file).and_then(|found| match found.is_file() {
+            true => std::fs::File::open(&file),
+            false => Err(std::io::Error::other("it is no file: remove it, or take another folder")),
+        });
+        match opened.and_then(|open| open.take(LONGEST).read_to_end(&mut text)) {
             Ok(_) => Ok(Some(Outcome::parse(&String::from_utf8_lossy(&text), key))),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(EvaluateError::Read { file, source }),
@@ -55,5 +60,28 @@ impl Store {
 
     fn file(&self, key: &str) -> PathBuf {
         self.folder.join(format!("{key}.json"))
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_result_is_refused_and_not_waited_for() {
+        let folder = std::env::temp_dir().join(format!("slicescheduler-store-{}", std::process::id()));
+        let store = Store::open(&folder).unwrap();
+        assert!(store.get("absent").unwrap().is_none());
+        let made = std::process::Command::new("mkfifo").arg(folder.join("pipe.json")).status().unwrap();
+        assert!(made.success());
+        std::fs::create_dir_all(folder.join("folder.json")).unwrap();
+        for key in ["pipe", "folder"] {
+            let refusal = store.get(key).unwrap_err().to_string();
+            assert!(
+                refusal.ends_with(".json: cannot be read: it is no file: remove it, or take another folder"),
+                "{refusal}"
+            );
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -3,7 +3,7 @@
 //! A suite is a TOML file:
 //!
 //! ```toml
-//! seeds = [1, 2, 3]              # circular shifts of traces, new starts of generators
+//! seeds = [1, 2, 3]              # each once; circular shifts of traces, new starts of generators
 //! tolerance = 0.09               # optional; share of late requests at which capacity ends
 //!
 //! [tuning]                       # optional: every baseline with parameters, the same effort
@@ -31,7 +31,7 @@
 //! duration = "600ms"             # what ends later does not count
 //! rate = 1.0                     # optional
 //! ttft_ms = 100                  # optional, as in variants
-//! states = 1000000               # optional: where the search ends unproven
+//! states = 1000000               # optional: where the search ends unproven; at most twenty million
 //! policies = ["static", "slice-fill"]
 //! ```
 
@@ -41,6 +41,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::bound::oracle::MOST_REQUESTS;
 use crate::evaluate::EvaluateError;
 use crate::evaluate::conditions::Conditions;
 use crate::replay::policy_names;
@@ -187,6 +188,9 @@ fn just_one() -> Vec<f64> {
 /// The rates that a scenario can be run at.
 const RATES: RangeInclusive<f64> = 1e-3..=1e3;
 
+/// The most states of a search: some gigabytes of memory.
+const MOST_STATES: u64 = 20_000_000;
+
 /// The most runs of an experiment: a slip of the pen rather than an evaluation.
 const MOST_RUNS: usize = 100_000;
 
@@ -236,6 +240,7 @@ impl Suite {
         if self.seeds.is_empty() || self.experiments.is_empty() {
             return Err("expected at least one seed and one experiment".into());
         }
+        once("seed", &self.seeds)?;
         let mut names = BTreeSet::new();
         for experiment in &self.experiments {
             experiment.check(self.seeds.len())?;
@@ -264,6 +269,9 @@ impl Tuning {
         if self.seeds.is_empty() || self.scenarios.is_empty() || !(1..=10_000).contains(&self.evaluations) {
             return Err("tuning: expected at least one seed and one scenario, and 1 to 10000 evaluations".into());
         }
+        once("seed", &self.seeds)
+            .and_then(|()| once("scenario", &self.scenarios))
+            .map_err(|message| format!("tuning: {message}"))?;
         rate(self.rate)
     }
 }
@@ -274,6 +282,14 @@ impl SmallCase {
         if self.name.trim().is_empty() || self.requests == 0 || self.states == 0 || self.policies.is_empty() {
             return wrong("expected a name, a request of each tenant, a state and a policy".into());
         }
+        if self.requests > MOST_REQUESTS {
+            let requests = self.requests;
+            return wrong(format!("{requests} requests of each tenant: expected at most {MOST_REQUESTS} of all"));
+        }
+        if self.states > MOST_STATES {
+            return wrong(format!("{} states: expected at most {MOST_STATES}, which are kept in memory", self.states));
+        }
+        once("policy", &self.policies).or_else(wrong)?;
         if let Some(unknown) = self.policies.iter().find(|name| !policy_names().contains(&name.as_str())) {
             return wrong(format!("policy {unknown:?}: expected one of {}", policy_names().join(", ")));
         }
@@ -309,6 +325,7 @@ impl Experiment {
         for &value in &self.rates {
             rate(value).or_else(wrong)?;
         }
+        once("rate", &self.rates).or_else(wrong)?;
         if self.seeds.is_some_and(|count| count > seeds) {
             return wrong(format!("expected at most the {seeds} seeds of the suite"));
         }
@@ -316,9 +333,10 @@ impl Experiment {
         if let Some(unknown) = policies.iter().find(|name| !policy_names().contains(&name.as_str())) {
             return wrong(format!("policy {unknown:?}: expected one of {}", policy_names().join(", ")));
         }
-        if policies.is_empty() || policies.iter().collect::<BTreeSet<_>>().len() < policies.len() {
-            return wrong("expected at least one policy, each once".into());
+        if policies.is_empty() {
+            return wrong("expected at least one policy".into());
         }
+        once("policy", &policies).or_else(wrong)?;
         if let Some(Span { least, most }) = self.capacity {
             rate(least).or_else(wrong)?;
             rate(most).or_else(wrong)?;
@@ -340,6 +358,12 @@ impl Experiment {
         }
         Ok(())
     }
+}
+
+/// An error if one of `values` is there twice: the same runs again are no further samples.
+fn once<T: PartialEq + std::fmt::Debug>(what: &str, values: &[T]) -> Result<(), String> {
+    let again = values.iter().enumerate().find(|(index, value)| values[..*index].contains(value));
+    again.map_or(Ok(()), |(_, value)| Err(format!("{what} {value:?} is there twice: expected each once")))
 }
 
 fn rate(value: f64) -> Result<(), String> {
@@ -383,94 +407,4 @@ pub(super) fn scenario(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SMALL: &str = r#"
-        seeds = [1, 2]
-
-        [tuning]
-        scenarios = ["a"]
-        seeds = [101]
-        evaluations = 3
-        duration = "1m"
-
-        [[experiments]]
-        name = "one"
-        group = "workload"
-        scenario = "a"
-        rates = [1.0, 2.0]
-        seeds = 1
-        policies = ["static", "slice-fill"]
-        capacity = { least = 0.5, most = 4.0 }
-        variants = [{ name = "tight", ttft_ms = 100 }]
-
-        [[experiments]]
-        name = "two"
-        group = "ablation"
-        scenario = "b"
-
-        [[small_cases]]
-        name = "three"
-        scenario = "c"
-        requests = 4
-        duration = "2s"
-        policies = ["slice-fill"]
-    "#;
-
-    fn parse(text: &str) -> Result<Suite, String> {
-        Suite::parse(text, Path::new("small.toml")).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn what_is_absent_is_every_policy_every_seed_and_the_own_rate() {
-        let suite = parse(SMALL).unwrap();
-        let [one, two] = suite.experiments.as_slice() else { panic!("two experiments") };
-        assert_eq!((one.seeds_of(&suite.seeds), two.seeds_of(&suite.seeds)), (&[1][..], &[1, 2][..]));
-        assert_eq!((one.policies().len(), two.policies().len()), (2, policy_names().len()));
-        assert_eq!((two.rates.as_slice(), two.variants.len()), (&[1.0][..], 1));
-    }
-
-    #[test]
-    fn what_cannot_be_run_is_refused_with_its_experiment() {
-        for (old, new, message) in [
-            ("seeds = [101]", "seeds = [2]", "small.toml: tuning has seed 2, which is reported: expected others"),
-            ("name = \"two\"", "name = \"one\"", "there are two experiments \"one\": expected names of their own"),
-            ("rates = [1.0, 2.0]", "rates = [0.0]", "experiment \"one\": rate 0: expected a number from 0.001 to 1000"),
-            ("least = 0.5", "least = 5.0", "capacity from 5 to 4: expected least below most"),
-            ("\"static\"", "\"magic\"", "policy \"magic\": expected one of static,"),
-            ("ttft_ms = 100", "ttft_ms = 0", "variant \"tight\": times are from 1 ms to one hour"),
-            ("ttft_ms = 100", "tfft_ms = 100", "unknown field `tfft_ms`"),
-            (
-                "ttft_ms = 100",
-                "drift = { answers = -1.0 }",
-                "variant \"tight\": drift has numbers from 0.0001 to 10000",
-            ),
-            ("seeds = 1\n", "seeds = 3\n", "expected at most the 2 seeds of the suite"),
-            ("requests = 4", "requests = 0", "small case \"three\": expected a name, a request of each tenant"),
-            ("[\"slice-fill\"]", "[\"magic\"]", "small case \"three\": policy \"magic\": expected one of static,"),
-            ("\"2s\"", "\"2s\"\nttft_ms = 0", "small case \"three\": times are from 1 ms to one hour"),
-            ("name = \"three\"", "name = \"two\"", "there are two experiments \"two\": expected names of their own"),
-        ] {
-            assert!(SMALL.contains(old), "{old}");
-            let refusal = parse(&SMALL.replace(old, new)).unwrap_err();
-            assert!(refusal.contains(message), "{refusal}");
-        }
-    }
-
-    #[test]
-    fn experiments_are_kept_by_name_and_by_group() {
-        let kept = |name: &str| {
-            let mut suite = parse(SMALL).unwrap();
-            let kept = suite.keep_only(name, Path::new("small.toml"));
-            kept.map(|()| (suite.experiments.len(), suite.small_cases.len()))
-        };
-        assert_eq!((kept("two").unwrap(), kept("workload").unwrap()), ((1, 0), (1, 0)));
-        assert_eq!((kept("three").unwrap(), kept("small cases").unwrap()), ((0, 1), (0, 1)));
-        let refusal = kept("four").unwrap_err().to_string();
-        assert_eq!(
-            refusal,
-            "small.toml: there is no experiment \"four\": expected workload, regime, ablation, small cases or one of one, two, three"
-        );
-    }
-}
+mod tests;

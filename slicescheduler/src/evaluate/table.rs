@@ -173,7 +173,7 @@ fn targets(evaluation: &Evaluation) -> Lines {
         let sign = if row.more_is_better { ">=" } else { "<=" };
         lines.push(vec![
             row.name.clone(),
-            format!("{:.3} {}", row.value, row.unit),
+            format!("{} {}", row.figure(), row.unit),
             format!("{sign} {} {}", row.bound, row.unit),
             if row.is_met() { "met" } else { "missed" }.to_owned(),
             row.note.clone(),

@@ -28,7 +28,18 @@ pub struct Row {
 impl Row {
     /// True if the bound is reached.
     pub fn is_met(&self) -> bool {
-        if self.more_is_better { self.value >= self.bound } else { self.value <= self.bound }
+        self.is_met_by(self.value)
+    }
+
+    fn is_met_by(&self, value: f64) -> bool {
+        if self.more_is_better { value >= self.bound } else { value <= self.bound }
+    }
+
+    /// The figure with three decimals, and more where it would look to be on the other side of its bound.
+    pub(super) fn figure(&self) -> String {
+        let mut shown = (3..17).map(|decimals| format!("{:.decimals$}", self.value));
+        let agrees = |text: &String| text.parse().is_ok_and(|shown| self.is_met_by(shown) == self.is_met());
+        shown.find(agrees).unwrap_or_else(|| self.value.to_string())
     }
 }
 
@@ -133,8 +144,11 @@ fn over_baselines(evaluation: &Evaluation, rows: &mut Rows) {
         let has_room = point.bound.is_none_or(|bound| bound >= ROOM * best.tokens.mean);
         Some((point.of(OURS)?.tokens.mean / best.tokens.mean, note, has_room))
     };
-    let any: Vec<_> =
-        workloads(evaluation).filter(|point| !point.strict).filter_map(|point| over(point, |_, _| true)).collect();
+    // Where no tuned baseline ran, the best of the others is none.
+    let is_tuned = |policy: &str| policy != OURS && evaluation.tuned.iter().any(|tuned| tuned.policy == policy);
+    let has_tuned = |point: &&Point| point.policies.iter().any(|policy| is_tuned(&policy.policy));
+    let slack = workloads(evaluation).filter(|point| !point.strict).filter(has_tuned);
+    let any: Vec<_> = slack.filter_map(|point| over(point, |_, _| true)).collect();
     let kept: Vec<_> = workloads(evaluation).filter_map(|point| over(point, keeps_service_level)).collect();
     for (of, ratios) in [("the best tuned baseline", any), ("the best that keeps the service level", kept)] {
         let roomy = ratios.iter().filter(|(_, _, has_room)| *has_room);
@@ -147,7 +161,8 @@ fn over_baselines(evaluation: &Evaluation, rows: &mut Rows) {
         rows.least_of(format!("tokens over {of}, least"), ratios, 1.0);
     }
     for (limit, of) in [("9 %", false), ("1 %", true)] {
-        let ratios: Vec<_> = evaluation.capacities.iter().filter_map(|all| capacity_ratio(all, of)).collect();
+        let tuned = evaluation.capacities.iter().filter(|all| all.policies.iter().any(|one| is_tuned(&one.policy)));
+        let ratios: Vec<_> = tuned.filter_map(|all| capacity_ratio(all, of)).collect();
         rows.at_least(
             format!("capacity at {limit} over the best tuned baseline, geometric mean"),
             geometric_mean(ratios.iter().map(|(ratio, _)| *ratio)),
@@ -267,7 +282,7 @@ impl Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evaluate::{Capacity, Interval, Ratios};
+    use crate::evaluate::{Capacity, Interval, Options, Ratios, Tuned};
     use crate::report::LatencyFigures;
 
     fn tenant(name: &str, class: &str, tokens: f64, ttft_ms: f64) -> TenantSummary {
@@ -334,7 +349,14 @@ mod tests {
             schema: 1,
             suite: "small".into(),
             stand_ins: Vec::new(),
-            tuned: Vec::new(),
+            tuned: vec![Tuned {
+                policy: "other".into(),
+                options: Options::new(),
+                tried: 1,
+                ratio: 1.0,
+                usual_ratio: 1.0,
+                violations: 0.0,
+            }],
             points,
             capacities: vec![Capacities {
                 experiment: "small".into(),
@@ -411,6 +433,30 @@ mod tests {
         assert!((row(&alone, "tokens over the best that keeps the service level, least").value - 2.2).abs() < 1e-12);
         let late = rows(&evaluation(vec![point(true, policies(103.0))]));
         assert!((row(&late, median).value - 3.0).abs() < 1e-9 && !row(&late, median).is_met());
+    }
+
+    #[test]
+    fn a_baseline_that_was_not_tuned_is_not_called_so() {
+        let all = ["static", "other", OURS].map(|name| policy(name, 500.0, 0.0, 100.0)).to_vec();
+        let untuned = Evaluation { tuned: Vec::new(), ..evaluation(vec![point(false, all.clone())]) };
+        let without = vec![all[0].clone(), all[2].clone()];
+        let not_run = Evaluation { capacities: Vec::new(), ..evaluation(vec![point(false, without)]) };
+        for evaluation in [untuned, not_run] {
+            let rows = rows(&evaluation);
+            assert!(rows.iter().all(|row| !row.name.contains("tuned")), "{rows:?}");
+            assert_eq!(row(&rows, "tokens over the best that keeps the service level, least").value, 1.0);
+        }
+    }
+
+    #[test]
+    fn a_figure_close_to_its_bound_is_shown_on_its_side_of_it() {
+        let figure = |value, more_is_better| {
+            let row =
+                Row { name: "x".into(), value, unit: "x".into(), bound: 1.1, more_is_better, note: String::new() };
+            row.figure()
+        };
+        assert_eq!([1.0997, 1.09997, 1.1].map(|value| figure(value, true)), ["1.0997", "1.09997", "1.100"]);
+        assert_eq!([1.1003, 1.10003].map(|value| figure(value, false)), ["1.1003", "1.10003"]);
     }
 
     #[test]

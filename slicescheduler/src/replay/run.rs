@@ -71,6 +71,10 @@ pub fn simulate(
     let world_options = WorldOptions { seed: scenario.seed, ..options.world };
     let mut world = SimWorld::new(cluster, Box::new(WorldCost::default()), world_options);
     for slow in &options.slowdowns {
+        let last = (scenario.cluster.devices().count() as u32).saturating_sub(1);
+        if slow.device.0 > last {
+            return Err(ReplayError::NoSuchDevice { device: slow.device.0, last });
+        }
         world.set_speed(slow.from, slow.device, Rate::of(u64::from(slow.percent), 100));
         world.set_speed(slow.until, slow.device, Rate::ONE);
     }
