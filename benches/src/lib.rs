@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod graphs;
+pub mod output;
 
 use std::fmt;
 use std::fs;
@@ -54,10 +55,21 @@ impl Target {
 
     /// True if the bound is reached.
     pub fn is_met(&self) -> bool {
+        self.is_met_by(self.value)
+    }
+
+    fn is_met_by(&self, value: f64) -> bool {
         match self.better {
-            Better::Lower => self.value <= self.bound,
-            Better::Higher => self.value >= self.bound,
+            Better::Lower => value <= self.bound,
+            Better::Higher => value >= self.bound,
         }
+    }
+
+    /// The figure with one decimal, and more where it would look to be on the other side of its bound.
+    fn figure(&self) -> String {
+        let mut shown = (1..17).map(|decimals| format!("{:.decimals$}", self.value));
+        let agrees = |text: &String| text.parse().is_ok_and(|shown| self.is_met_by(shown) == self.is_met());
+        shown.find(agrees).unwrap_or_else(|| self.value.to_string())
     }
 
     fn json(&self) -> Value {
@@ -77,15 +89,16 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, value, unit, bound, better, threads, .. } = self;
+        let Self { name, unit, bound, better, threads, .. } = self;
         let sign = if *better == Better::Lower { "<=" } else { ">=" };
         let how = if self.measured { "measured" } else { "simulated" };
         let met = if self.is_met() { "met" } else { "missed" };
-        write!(f, "{name:<60} {value:>12.1} {unit} ({sign} {bound} {unit}: {met}; {how}, {threads} thread")?;
+        let value = self.figure();
+        write!(f, "{name:<60} {value:>12} {unit} ({sign} {bound} {unit}: {met}; {how}, {threads} thread")?;
         f.write_str(if *threads == 1 { ")" } else { "s)" })?;
         match self.peer {
             Some((peer, theirs)) => {
-                let ratio = if *better == Better::Lower { theirs / value } else { value / theirs };
+                let ratio = if *better == Better::Lower { theirs / self.value } else { self.value / theirs };
                 write!(f, "; {peer} {theirs:.1} {unit}, ratio {ratio:.2}")
             }
             None => Ok(()),
@@ -93,14 +106,25 @@ impl fmt::Display for Target {
     }
 }
 
-/// Prints the figures and writes them to `target/targets/<area>.json`.
+/// Writes the figures to `target/targets/<area>.json` and prints them, if anybody reads.
+///
+/// # Errors
+/// If the file or standard output cannot be written.
+pub fn print_and_write(area: &str, targets: &[Target]) -> io::Result<()> {
+    write(area, targets)?;
+    output::unless_closed(output::print(lines(targets)))
+}
+
+/// The figures, one on a line.
+pub fn lines(targets: &[Target]) -> String {
+    targets.iter().map(|target| format!("{target}\n")).collect()
+}
+
+/// Writes the figures to `target/targets/<area>.json`.
 ///
 /// # Errors
 /// If the file cannot be written.
-pub fn print_and_write(area: &str, targets: &[Target]) -> io::Result<()> {
-    for target in targets {
-        println!("{target}");
-    }
+pub fn write(area: &str, targets: &[Target]) -> io::Result<()> {
     let folder = target_folder().join("targets");
     let file = folder.join(format!("{area}.json"));
     let rows: Vec<_> = targets.iter().map(Target::json).collect();
@@ -145,11 +169,9 @@ pub fn run_groups(area: &str, groups: &[Group]) -> Result<(), Box<dyn std::error
         }
     }
     if chosen.is_empty() {
-        print_and_write(area, &targets)?;
-    } else {
-        targets.iter().for_each(|target| println!("{target}"));
+        return Ok(print_and_write(area, &targets)?);
     }
-    Ok(())
+    Ok(output::unless_closed(output::print(lines(&targets)))?)
 }
 
 #[cfg(test)]
@@ -166,5 +188,23 @@ mod tests {
         let peer = Target { peer: Some(("theirs", 6.0)), ..slow };
         assert_eq!(peer.json()["peer"]["value"], 6.0);
         assert!(peer.to_string().ends_with("(<= 2 ns: missed; measured, 1 thread); theirs 6.0 ns, ratio 2.00"));
+    }
+
+    #[test]
+    fn a_figure_close_to_its_bound_is_shown_on_its_side_of_it() {
+        let shown = |value, better| {
+            let text = Target { better, ..Target::at_most("x", value, "x", 1.1) }.to_string();
+            text.split_whitespace().nth(1).map(str::to_owned)
+        };
+        for (value, better, expected) in [
+            (1.0987, Better::Higher, "1.099"),
+            (1.1, Better::Higher, "1.1"),
+            (1.1004, Better::Lower, "1.1004"),
+            (1.1004, Better::Higher, "1.1"),
+            (0.94, Better::Higher, "0.9"),
+            (f64::NAN, Better::Higher, "NaN"),
+        ] {
+            assert_eq!(shown(value, better).as_deref(), Some(expected), "{value} {better:?}");
+        }
     }
 }

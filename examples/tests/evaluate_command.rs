@@ -143,6 +143,17 @@ fn an_evaluation_that_was_killed_goes_on_and_gives_the_same_file() {
 }
 
 #[test]
+fn files_are_written_where_nobody_reads_what_is_printed() {
+    let folder = folder("unread");
+    let (_, closed) = std::io::pipe().unwrap();
+    let Output { status, stderr, .. } = command(&folder, "out", &["--only", "noise"]).stdout(closed).output().unwrap();
+    assert_eq!((status.code(), String::from_utf8(stderr).unwrap().as_str()), (Some(0), ""));
+    for file in ["out/results.json", "out/report.html", "target/targets/scheduler.json"] {
+        assert!(folder.join(file).is_file(), "{file}");
+    }
+}
+
+#[test]
 fn what_cannot_be_evaluated_is_refused_with_its_name() {
     let folder = folder("refused");
     let says = |status: i32, more: &[&str], parts: &[&str]| {
@@ -154,6 +165,11 @@ fn what_cannot_be_evaluated_is_refused_with_its_name() {
     says(USAGE, &["--jobs", "0"], &["0"]);
     fs::write(folder.join("two.toml"), SCENARIO.replace("h100-sxm", "h101")).unwrap();
     says(FAILURE, &[], &["two.toml:6:", "h101"]);
+    fs::write(folder.join("two.toml"), SCENARIO).unwrap();
+    let slow = "slow = [{ device = 2, percent = 50, from_s = 0, until_s = 1 }]";
+    fs::write(folder.join("suite.toml"), SUITE.replace("operator_noise_percent = 0", slow)).unwrap();
+    says(FAILURE, &[], &["error: noise, none: slow has device 2: expected device numbers from 0 to 1"]);
+    fs::write(folder.join("suite.toml"), SUITE).unwrap();
     fs::remove_file(folder.join("two.toml")).unwrap();
     says(FAILURE, &[], &["two.toml: cannot be read"]);
     fs::write(folder.join("suite.toml"), SUITE.replace("rates", "speeds")).unwrap();

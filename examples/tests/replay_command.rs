@@ -108,6 +108,7 @@ fn missing_files_are_refused_with_the_places_that_were_tried() {
     let path = folder.join("scenario.toml");
     fs::write(&path, TRACED).unwrap();
     let data = folder.join("elsewhere");
+    fs::create_dir_all(&data).unwrap();
     let arguments = ["--scenario", path.to_str().unwrap(), "--data", data.to_str().unwrap()];
     refused("missing-data", FAILURE, &arguments, &["elsewhere/trace.csv", "scenario/trace.csv"]);
 }
@@ -159,9 +160,11 @@ fn bad_arguments_are_refused_with_what_would_be_right() {
         refused("rate", USAGE, &["--rate-scale", rate], &["rate scale", "0.0001"]);
     }
     refused("rate-word", USAGE, &["--rate-scale", "fast"], &["rate-scale", "fast"]);
-    refused("seed", USAGE, &["--seed", "-1"], &["-1"]);
+    refused("seed", USAGE, &["--seed", "-1"], &["invalid value '-1' for '--seed <N>'"]);
+    refused("explain", USAGE, &["--explain", "-1"], &["invalid value '-1' for '--explain <N>'"]);
     refused("device", USAGE, &["--device", "tpu"], &["tpu", "sim", "cpu"]);
     refused("unknown", USAGE, &["--frobnicate"], &["--frobnicate"]);
+    refused("no-data", FAILURE, &["--data", "/nowhere"], &["/nowhere: is not a folder"]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use slicescheduler::report::{PolicySummary, Summary};
+use slicescheduler_examples::{conclude, output};
 
 fn main() -> ExitCode {
     let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
@@ -19,7 +20,7 @@ fn main() -> ExitCode {
         arguments.remove(0);
     }
     let [path] = &arguments[..] else {
-        eprintln!("usage: check-summary [--saturated] SUMMARY.json");
+        output::complain("usage: check-summary [--saturated] SUMMARY.json");
         return ExitCode::from(2);
     };
     match read(Path::new(path)) {
@@ -29,13 +30,17 @@ fn main() -> ExitCode {
                 (false, true) => busy(&summary),
                 (false, false) => simulated(&summary),
             };
-            for (what, holds) in &checks {
-                println!("{} {what}", if *holds { "ok    " } else { "FAILED" });
+            let line =
+                |(what, holds): &(String, bool)| format!("{} {what}\n", if *holds { "ok    " } else { "FAILED" });
+            let printed = output::unless_closed(output::print(checks.iter().map(line).collect::<String>()));
+            match printed {
+                Ok(()) if checks.iter().all(|(_, holds)| *holds) => ExitCode::SUCCESS,
+                Ok(()) => ExitCode::FAILURE,
+                Err(error) => conclude(Err(error.into())),
             }
-            if checks.iter().all(|(_, holds)| *holds) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
-            eprintln!("error: {}: {error}", Path::new(path).display());
+            output::complain(format_args!("error: {}: {error}", Path::new(path).display()));
             ExitCode::FAILURE
         }
     }

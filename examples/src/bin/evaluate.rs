@@ -22,8 +22,8 @@ use slicescheduler::evaluate::{
     page, table,
 };
 use slicescheduler::report::write_whole;
-use slicescheduler_benches::{Better, Target, print_and_write};
-use slicescheduler_examples::{Failure, Stopwatch, WrongUsage, conclude};
+use slicescheduler_benches::{Better, Target, lines};
+use slicescheduler_examples::{Failure, Stopwatch, WrongUsage, conclude, output, traces_folder};
 
 /// Evaluate scheduling policies on many workloads.
 #[derive(Debug, Parser)]
@@ -51,7 +51,7 @@ struct Arguments {
     #[arg(long, value_name = "DIR", default_value = "target/evaluate")]
     out: PathBuf,
     /// Runs at a time; as many as there are cores if absent.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
 }
 
@@ -60,9 +60,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if let Some(data) = arguments.data.as_ref().filter(|data| !data.is_dir()) {
-        return Err(format!("{}: is not a folder; --data takes the one with the traces", data.display()).into());
-    }
+    let data = traces_folder(arguments.data.as_deref())?;
     let (name, file, text, scenarios) = suite(arguments)?;
     let mut suite = Suite::parse(&text, &file)?;
     if let Some(only) = &arguments.only {
@@ -75,7 +73,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     runner.threads = arguments.jobs.map_or(cores, usize::from);
     runner.stopwatch = Some(Arc::new(Stopwatch::start()));
-    let inputs = Inputs { name: &name, suite: &suite, scenarios: &*scenarios, data: arguments.data.as_deref() };
+    let inputs = Inputs { name: &name, suite: &suite, scenarios: &*scenarios, data };
     let (evaluation, measured) = evaluate(&inputs, &runner)?;
     watcher.0.finish_and_clear();
 
@@ -90,11 +88,15 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     write("measured.json", &serde_json::to_vec_pretty(&measured)?)?;
     write("report.html", &html)?;
     write("report.md", table::render(&evaluation, &measured, true).as_bytes())?;
-    std::io::stdout().write_all(table::render(&evaluation, &measured, false).as_bytes())?;
     let rows: Vec<Target> = evaluation.targets.iter().map(|row| target(row, runner.threads)).collect();
-    print_and_write("scheduler", &rows)?;
+    slicescheduler_benches::write("scheduler", &rows)?;
     let (made, kept) = runner.counts();
-    println!("\n{made} runs made, {kept} results kept; {}", arguments.out.join("report.html").display());
+    output::print(format_args!(
+        "{}{}\n{made} runs made, {kept} results kept; {}\n",
+        table::render(&evaluation, &measured, false),
+        lines(&rows),
+        arguments.out.join("report.html").display()
+    ))?;
     Ok(())
 }
 
@@ -190,6 +192,7 @@ impl Watcher for Bar {
     }
 
     fn damaged(&self, case: &Case, why: &str) {
-        self.0.suspend(|| eprintln!("note: the kept result of {} is damaged, it runs again: {why}", case.label));
+        let note = format!("note: the kept result of {} is damaged, it runs again: {why}", case.label);
+        self.0.suspend(|| output::complain(note));
     }
 }

@@ -12,7 +12,8 @@
 
 #![forbid(unsafe_code)]
 
-use std::io::Write;
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -24,7 +25,7 @@ use slicescheduler::fidelity::{
     Case, Comparison, FidelityError, Metric, PrefixBlocks, Run, Statistics, compare, predict,
 };
 use slicescheduler::report::write_whole;
-use slicescheduler_examples::Failure;
+use slicescheduler_examples::{Failure, output};
 
 #[derive(Parser)]
 #[command(
@@ -59,7 +60,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("fidelity: {error}");
+            output::complain(format_args!("fidelity: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -84,6 +85,7 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
     };
     let mut left_out: Vec<String> = found.unreadable.iter().map(FidelityError::to_string).collect();
     let (mut comparisons, runs) = (Vec::new(), found.cases.len());
+    let mut printed = Ok(());
     for (at, case) in found.cases {
         let predicted = case.and_then(|case| {
             let prediction = predict(&case.run, case.profile, &case.shape)?;
@@ -91,7 +93,8 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
         });
         match predicted {
             Ok(comparison) => {
-                print(&comparison);
+                // What cannot be printed is written to files all the same.
+                printed = printed.and_then(|()| output::print(render(&comparison)));
                 comparisons.push(comparison);
             }
             Err(error) => left_out.push(format!("run {}: {error}", at.display())),
@@ -107,48 +110,60 @@ fn run(arguments: &Arguments) -> Result<bool, Failure> {
     }
     write_targets(&comparisons)?;
     if !left_out.is_empty() {
-        eprintln!("fidelity: {} of {runs} runs predicted; not used:", comparisons.len());
-        left_out.iter().for_each(|why| eprintln!("  {why}"));
+        let predicted = comparisons.len();
+        output::complain(format_args!("fidelity: {predicted} of {runs} runs predicted; not used:"));
+        left_out.iter().for_each(|why| output::complain(format_args!("  {why}")));
     }
+    output::unless_closed(printed)?;
     Ok(left_out.is_empty())
 }
 
-fn print(comparison: &Comparison) {
-    println!("{}: {} on {}", comparison.run, comparison.model, comparison.device);
-    println!("  {:<6}{:>10}{:>12}{:>12}{:>9}", "", "", "real s", "predicted s", "error %");
+fn render(comparison: &Comparison) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = render_to(comparison, &mut text);
+    text
+}
+
+fn render_to(comparison: &Comparison, text: &mut String) -> fmt::Result {
+    writeln!(text, "{}: {} on {}", comparison.run, comparison.model, comparison.device)?;
+    writeln!(text, "  {:<6}{:>10}{:>12}{:>12}{:>9}", "", "", "real s", "predicted s", "error %")?;
     for compared in &comparison.metrics {
         let rows = Statistics::NAMES.iter().zip(compared.real.values()).zip(compared.predicted.values());
         for (((name, real), predicted), error) in rows.zip(compared.errors()) {
             let metric = if *name == "mean" { compared.metric.name() } else { "" };
-            println!("  {metric:<6}{name:>10}{real:>12.4}{predicted:>12.4}{error:>+9.2}");
+            writeln!(text, "  {metric:<6}{name:>10}{real:>12.4}{predicted:>12.4}{error:>+9.2}")?;
         }
     }
     let Comparison { end: [real, predicted], steps, decode_steps, preemptions, reused_tokens, .. } = comparison;
-    println!("  last token after {real:.2} s, predicted {predicted:.2} s");
-    println!(
+    writeln!(text, "  last token after {real:.2} s, predicted {predicted:.2} s")?;
+    writeln!(
+        text,
         "  predicted: {steps} iterations ({decode_steps} of them without prompts), {preemptions} preemptions, \
          {reused_tokens} tokens from the prefix cache"
-    );
+    )?;
     if let Some(load) = &comparison.load {
         let kv = load.kv.map_or("not recorded".into(), |kv| format!("{kv:.2} points"));
-        println!(
+        writeln!(
+            text,
             "  mean absolute error over time: running {:.2}, waiting {:.2}, KV share {kv}",
             load.running, load.waiting
-        );
+        )?;
     }
     if let Some(coverage) = &comparison.coverage {
         let percent = |share: f64| share * 100.0;
-        println!(
+        writeln!(
+            text,
             "  predicted time: {:.1} % at samples, {:.1} % between, {:.1} % beyond them (by up to {} %), {:.1} % modelled",
             percent(coverage.measured),
             percent(coverage.interpolated),
             percent(coverage.extrapolated),
             coverage.farthest_percent,
             percent(coverage.modelled)
-        );
+        )?;
     }
-    comparison.notes.iter().for_each(|note| println!("  {note}"));
-    println!();
+    comparison.notes.iter().try_for_each(|note| writeln!(text, "  {note}"))?;
+    writeln!(text)
 }
 
 /// The bounds on the errors of a metric, in percent; [`None`] where there is none.

@@ -20,11 +20,12 @@ use serde_json::json;
 use slicescheduler::report::write_whole;
 use slicescheduler::simulator::cost::{CostModel, Operation, Roofline};
 use slicescheduler_examples::Failure;
+use slicescheduler_examples::output::{self, Output};
 use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_gmg::export::{self, Source};
 use slicescheduler_gmg::graph::{CriticalPath, OpGraph};
 use slicescheduler_gmg::id::OpIndex;
-use slicescheduler_gmg::import::{self, Format, Import, Limits, OpRecord, Options};
+use slicescheduler_gmg::import::{self, Format, Import, ImportError, Limits, OpRecord, Options};
 use slicescheduler_gmg::semantics::OpCost;
 use slicescheduler_gmg::shape::Binding;
 use slicescheduler_gmg::templates::{DenseSpec, EncoderSpec, MoeSpec, dense, encoder, moe};
@@ -59,7 +60,7 @@ enum Command {
         #[command(flatten)]
         reading: Reading,
         /// Kinds and operators of the critical path that are listed.
-        #[arg(long, value_name = "N", default_value_t = 10)]
+        #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 10)]
         top: usize,
         /// Print JSON instead of text.
         #[arg(long)]
@@ -78,13 +79,13 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
         /// Tokens of the iteration, for templates.
-        #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "import", value_parser = clap::value_parser!(u64).range(1..))]
+        #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 512, conflicts_with = "import", value_parser = clap::value_parser!(u64).range(1..))]
         tokens: u64,
         /// Tokens of each sequence that are cached already, for templates.
-        #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "import")]
+        #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 0, conflicts_with = "import")]
         cached: u64,
         /// Ranks that a template is sharded over; one rank's graph is written.
-        #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "import", value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1, conflicts_with = "import", value_parser = clap::value_parser!(u32).range(1..))]
         tensor_parallel: u32,
         /// Print JSON instead of text.
         #[arg(long)]
@@ -118,22 +119,22 @@ struct Reading {
     #[arg(long)]
     devices_only: bool,
     /// Operators that a trace may have.
-    #[arg(long, value_name = "N", default_value_t = Limits::default().ops)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = Limits::default().ops)]
     max_ops: u64,
     /// Dependencies that a trace may have.
-    #[arg(long, value_name = "N", default_value_t = Limits::default().edges)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = Limits::default().edges)]
     max_edges: u64,
     /// Bytes that one record (a node, an event, a field between them) may have.
-    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().record_bytes)]
+    #[arg(long, allow_negative_numbers = true, value_name = "BYTES", default_value_t = Limits::default().record_bytes)]
     max_record_bytes: u64,
     /// Bytes that the whole trace may have, unpacked.
-    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().total_bytes)]
+    #[arg(long, allow_negative_numbers = true, value_name = "BYTES", default_value_t = Limits::default().total_bytes)]
     max_bytes: u64,
     /// Bytes of a name that are kept.
-    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().name_bytes)]
+    #[arg(long, allow_negative_numbers = true, value_name = "BYTES", default_value_t = Limits::default().name_bytes)]
     max_name_bytes: usize,
     /// Seconds that an operator may take; a longer time is taken for damage.
-    #[arg(long, value_name = "SECONDS", default_value_t = Limits::default().duration.get() / 1_000_000_000)]
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = Limits::default().duration.get() / 1_000_000_000)]
     max_duration: u64,
 }
 
@@ -204,20 +205,16 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads has read enough.
-        Err(failure) if is_closed_pipe(&*failure) => ExitCode::SUCCESS,
+        Err(failure) if output::is_closed(&*failure) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {}", failure.to_string().replace('\n', " "));
+            output::complain(format_args!("error: {}", failure.to_string().replace('\n', " ")));
             ExitCode::FAILURE
         }
     }
 }
 
-fn is_closed_pipe(failure: &(dyn std::error::Error + 'static)) -> bool {
-    failure.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-}
-
 fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
+    let mut out = Output::lock();
     match &arguments.command {
         Command::Import { file, reading, top, json } => {
             let import = read(file, reading)?;
@@ -249,7 +246,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
     }
-    Ok(())
+    Ok(out.flush()?)
 }
 
 fn read(file: &Path, reading: &Reading) -> Result<Import, Failure> {
@@ -279,7 +276,18 @@ fn read(file: &Path, reading: &Reading) -> Result<Import, Failure> {
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
         import::read(BufReader::new(opened), &name, &options)
     };
-    Ok(import.map_err(|error| format!("{}: {error}", file.display()))?)
+    Ok(import.map_err(|error| format!("{}: {error}{}", file.display(), option_of(&error)))?)
+}
+
+/// The option with which a limit that was reached is raised.
+fn option_of(error: &ImportError) -> &'static str {
+    match error {
+        ImportError::Limit { limit: "record_bytes", .. } => " (--max-record-bytes)",
+        ImportError::Limit { limit: "total_bytes", .. } => " (--max-bytes)",
+        ImportError::Limit { limit: "ops", .. } => " (--max-ops)",
+        ImportError::Limit { limit: "edges", .. } => " (--max-edges)",
+        _ => "",
+    }
 }
 
 /// A graph that is written.
@@ -345,7 +353,7 @@ impl Exported {
             Target::Chakra => export::chakra(source, out),
         };
         if path.as_os_str() == "-" {
-            let mut out = io::BufWriter::new(io::stdout().lock());
+            let mut out = io::BufWriter::new(Output::lock());
             encode(&mut out)?;
             out.flush()?;
             return Ok(0);

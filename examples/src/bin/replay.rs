@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use slicescheduler::replay::{Progress, ReplayOptions, replay, replay_on_cpu};
 use slicescheduler::report::{RunRecord, Summary, html, perfetto, table, write_whole};
 use slicescheduler::scenario::{DeviceKind, Scenario, Tenant};
-use slicescheduler_examples::{Failure, Stopwatch, WrongUsage, conclude};
+use slicescheduler_examples::{Failure, Stopwatch, WrongUsage, conclude, output, traces_folder};
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
 
@@ -35,7 +35,7 @@ struct Arguments {
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     policy: Vec<String>,
     /// Seed of everything random.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
     /// How long requests arrive, for instance 30m.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
@@ -50,7 +50,7 @@ struct Arguments {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print what delayed the N requests of each policy that violated their service level most.
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "json")]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "json", allow_negative_numbers = true)]
     explain: usize,
     /// Print the summary as JSON instead of the table.
     #[arg(long)]
@@ -70,7 +70,8 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let scenario = scenario(arguments)?;
+    let data = traces_folder(arguments.data.as_deref())?;
+    let scenario = scenario(arguments, data)?;
     let name = arguments.scenario.as_ref().map_or_else(
         || "default workload".to_owned(),
         |path| path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
@@ -94,26 +95,32 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             let tiny = |tenant: &Tenant| matches!(tenant.model.name().as_ref(), "tiny" | "tiny-moe");
             let at_home = scenario.cluster.nodes.iter().all(|node| node.kind == DeviceKind::Cpu);
             if !at_home || !scenario.tenants.iter().all(tiny) {
-                eprintln!("note: every model is replaced by a tiny decoder, every device by a lane of this machine");
+                output::complain(
+                    "note: every model is replaced by a tiny decoder, every device by a lane of this machine",
+                );
             }
             replay_on_cpu(&scenario, &name, &clock, arguments.explain, &mut progress)?
         }
     };
     progress.finish();
-    let text = if arguments.json { serde_json::to_string_pretty(&summary)? + "\n" } else { table::render(&summary) };
-    std::io::stdout().write_all(text.as_bytes())?;
+    let mut text =
+        if arguments.json { serde_json::to_string_pretty(&summary)? + "\n" } else { table::render(&summary) };
     for run in &runs {
         for late in &run.late {
             let tenant = run.tenants.get(late.tenant).map_or("", |label| &label.name);
-            writeln!(std::io::stdout(), "\n{}, {tenant}: {late}", run.summary.name)?;
+            text.push_str(&format!("\n{}, {tenant}: {late}\n", run.summary.name));
         }
     }
-    arguments.out.as_ref().map_or(Ok(()), |out| write_all(out, &summary, &runs))
+    // Each is of use without the other.
+    let written = arguments.out.as_ref().map_or(Ok(()), |out| write_all(out, &summary, &runs));
+    let printed = output::print(text);
+    written?;
+    Ok(printed?)
 }
 
-fn scenario(arguments: &Arguments) -> Result<Scenario, Failure> {
+fn scenario(arguments: &Arguments, data: Option<&Path>) -> Result<Scenario, Failure> {
     let mut scenario = match (&arguments.scenario, arguments.device) {
-        (Some(path), _) => Scenario::load(path, arguments.data.as_deref())?,
+        (Some(path), _) => Scenario::load(path, data)?,
         (None, Device::Sim) => Scenario::embedded()?,
         (None, Device::Cpu) => Scenario::embedded_cpu()?,
     };

@@ -26,6 +26,7 @@ use clap::Parser;
 use slicescheduler::replay::core_scaling;
 use slicescheduler::report::USEFUL_SCALING;
 use slicescheduler::{Request, SliceScheduler, SystemClock};
+use slicescheduler_examples::output::{self, Output};
 use slicescheduler_examples::{Failure, conclude};
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
@@ -48,25 +49,26 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         return answer(&slices, &served, text, arguments.max_tokens);
     }
     if !arguments.compare {
-        print!("{}", under_load(arguments, &served, arguments.policy)?.0);
-        return Ok(());
+        return Ok(output::print(under_load(arguments, &served, arguments.policy)?.0)?);
     }
     let scaling = core_scaling(&SystemClock::start(), 2)?;
     let mut outcomes = Vec::new();
     for policy in [PolicyName::Static, arguments.policy] {
         let (text, outcome) = under_load(arguments, &served, policy)?;
-        println!("{policy:?}\n{text}");
+        output::print(format_args!("{policy:?}\n{text}\n"))?;
         outcomes.push(outcome);
     }
     let [apart, shared] = &outcomes[..] else { return Ok(()) };
     let (same, compared) = shared.same_answers(apart);
-    println!("two cores did {scaling:.2}x the work of one");
+    let mut text = format!("two cores did {scaling:.2}x the work of one\n");
     if scaling < USEFUL_SCALING {
-        println!("that is below {USEFUL_SCALING}: the ratio is void, other work is on the machine");
+        writeln!(text, "that is below {USEFUL_SCALING}: the ratio is void, other work is on the machine")?;
     }
-    println!("tokens per second: {:.2}x {:?}", shared.throughput() / apart.throughput(), PolicyName::Static);
-    println!("answers to the same requests: {same} of {compared} equal, token by token");
-    if same < compared { Err("answers depend on the policy".into()) } else { Ok(()) }
+    let faster = shared.throughput() / apart.throughput();
+    writeln!(text, "tokens per second: {faster:.2}x {:?}", PolicyName::Static)?;
+    writeln!(text, "answers to the same requests: {same} of {compared} equal, token by token")?;
+    let printed = output::print(text);
+    if same < compared { Err("answers depend on the policy".into()) } else { Ok(printed?) }
 }
 
 fn scheduler(
@@ -113,14 +115,15 @@ fn answer(slices: &SliceScheduler, served: &[Served], text: &str, max_tokens: u3
     if first.is_encoder() {
         let embedding = slices.embed(&first.name, &prompt)?.wait()?;
         let numbers: Vec<String> = embedding.vector.iter().map(f32::to_string).collect();
-        println!("{}", numbers.join(" "));
+        output::print(format_args!("{}\n", numbers.join(" ")))?;
         let took = (embedding.at - asked).as_secs_f64() * 1e3;
-        eprintln!("[{} tokens, a vector of {} after {took:.0} ms]", prompt.len(), numbers.len());
+        let (tokens, size) = (prompt.len(), numbers.len());
+        output::complain(format_args!("[{tokens} tokens, a vector of {size} after {took:.0} ms]"));
         return Ok(());
     }
     let Some(tokenizer) = &first.tokenizer else { return Err("the first tenant has no tokenizer".into()) };
     let answer = slices.submit(&first.name, Request::prompt_tokens(&prompt).max_tokens(max_tokens))?;
-    let (mut stream, mut out) = (tokenizer.stream(), std::io::stdout().lock());
+    let (mut stream, mut out) = (tokenizer.stream(), Output::lock());
     let (mut times, mut count) = ((Nanos::ZERO, Nanos::ZERO), 0u32);
     for token in answer {
         let token = token?;
@@ -134,11 +137,12 @@ fn answer(slices: &SliceScheduler, served: &[Served], text: &str, max_tokens: u3
     let ttft = times.0 - asked;
     let pace = (times.1 - times.0).as_secs_f64() / f64::from(count.saturating_sub(1).max(1));
     writeln!(out)?;
-    eprintln!(
+    out.flush()?;
+    output::complain(format_args!(
         "[{} prompt tokens, first token after {:.0} ms; {count} tokens, {:.1} per second]",
         prompt.len(),
         ttft.as_secs_f64() * 1e3,
         if pace > 0.0 { 1.0 / pace } else { 0.0 },
-    );
+    ));
     Ok(())
 }

@@ -8,11 +8,13 @@
 //! and judges it on the other devices: the error of what is estimated for unseen hardware.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
-use slicescheduler_benches::{Target, print_and_write};
+use slicescheduler_benches::{Target, lines};
+use slicescheduler_examples::output;
 use slicescheduler_gmg::cluster::DeviceSpec;
 use slicescheduler_simulator::cost::{Profile, fit};
 use slicescheduler_simulator::profile::{
@@ -42,29 +44,30 @@ fn main() -> ExitCode {
     let folder = if within.is_dir() { within } else { options.data };
     let sources = match read_all(&folder) {
         Ok(sources) if sources.is_empty() => {
-            eprintln!(
+            output::complain(format_args!(
                 "tables: no profiles in {}: expected aiconfigurator/h100_sxm or h200_sxm, vidur/vidur_*.csv or \
                  splitwise_sim_perf_model.csv",
                 folder.display()
-            );
+            ));
             return ExitCode::FAILURE;
         }
         Ok(sources) => sources,
         Err(error) => {
-            eprintln!("tables: {error}");
+            output::complain(format_args!("tables: {error}"));
             return ExitCode::FAILURE;
         }
     };
-    let mut families = Families::default();
-    for source in &sources {
-        print_source(source, &mut families);
-    }
-    print_rooflines(&sources);
-    println!();
-    match print_and_write("fidelity-tables", &families.targets()) {
+    let (mut families, mut text) = (Families::default(), String::new());
+    // Writing to a String cannot fail.
+    let _ = sources.iter().try_for_each(|source| put_source(source, &mut families, &mut text));
+    let _ = put_rooflines(&sources, &mut text);
+    let targets = families.targets();
+    let written = slicescheduler_benches::write("fidelity-tables", &targets);
+    let printed = output::unless_closed(output::print(format_args!("{text}\n{}", lines(&targets))));
+    match written.and(printed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("tables: {error}");
+            output::complain(format_args!("tables: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -101,12 +104,13 @@ fn read_all(profiles: &Path) -> Result<Vec<Source>, ProfileError> {
     Ok(sources)
 }
 
-fn print_source(source: &Source, families: &mut Families) {
-    println!("\n{} ({})", source.name, source.profile.device().name);
-    println!(
+fn put_source(source: &Source, families: &mut Families, text: &mut String) -> fmt::Result {
+    writeln!(text, "\n{} ({})", source.name, source.profile.device().name)?;
+    writeln!(
+        text,
         "  {:<46} {:>7} {:>7} | leave one out: {:>6} {:>6} {:>6} | between",
         "table", "samples", "judged", "mean", "median", "p90"
-    );
+    )?;
     for (measure, table) in source.profile.tables() {
         let signed = table.leave_one_out();
         let errors = ErrorSummary::of(signed.iter().copied());
@@ -115,7 +119,8 @@ fn print_source(source: &Source, families: &mut Families) {
             let between = ErrorSummary::of(table.between_knots(index));
             if between.count == 0 { String::new() } else { format!("{} {} ", axis.name(), percent(between.mean)) }
         });
-        println!(
+        writeln!(
+            text,
             "  {:<46} {:>7} {:>7} | {:>21} {:>6} {:>6} | {}",
             measure.to_string(),
             table.samples(),
@@ -124,39 +129,42 @@ fn print_source(source: &Source, families: &mut Families) {
             percent(errors.median),
             percent(errors.p90),
             axes.collect::<String>()
-        );
+        )?;
         families.add(measure, &signed);
     }
+    Ok(())
 }
 
 /// Fits a roofline to the tables of each device and judges it on all.
-fn print_rooflines(sources: &[Source]) {
+fn put_rooflines(sources: &[Source], text: &mut String) -> fmt::Result {
     let mut devices: BTreeMap<&str, Vec<&DeviceProfile>> = BTreeMap::new();
     for source in sources {
         devices.entry(&source.profile.device().name).or_default().push(&source.profile);
     }
-    println!("\nrooflines fitted to one device, mean error on each");
+    writeln!(text, "\nrooflines fitted to one device, mean error on each")?;
     for (name, profiles) in &devices {
         let fitted = fit(profiles.iter().copied(), Profile::GPU);
         for (family, own) in &fitted.errors {
             let efficiency = fitted.profile.family(*family);
-            print!(
+            write!(
+                text,
                 "  {name:<12} {:<10} compute {:.2}, bandwidth {:.2}, latency {:>5.1} us | fit {:>5.1}%",
                 format!("{family:?}"),
                 efficiency.compute,
                 efficiency.bandwidth,
                 efficiency.latency.get() as f64 / 1e3,
                 own.mean * 100.0
-            );
+            )?;
             for source in sources.iter().filter(|source| source.profile.device().name != *name) {
                 let judged = fitted.profile.judge(&source.profile);
                 if let Some((_, errors)) = judged.iter().find(|(of, _)| of == family) {
-                    print!(", {} {:.1}%", source.name, errors.mean * 100.0);
+                    write!(text, ", {} {:.1}%", source.name, errors.mean * 100.0)?;
                 }
             }
-            println!();
+            writeln!(text)?;
         }
     }
+    Ok(())
 }
 
 /// Errors of all tables of a kind together.

@@ -23,13 +23,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = PolicyName::SliceFill)]
     pub(crate) policy: PolicyName,
     /// Requests per second of each latency-sensitive tenant; best-effort ones have a backlog.
-    #[arg(long, value_name = "RATE", default_value_t = 0.5, value_parser = rate)]
+    #[arg(long, value_name = "RATE", default_value_t = 0.5, allow_negative_numbers = true, value_parser = rate)]
     pub(crate) load: f64,
     /// Requests that arrive together; bursts are rarer by as much.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) burst: u32,
     /// How long requests arrive, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "10", allow_hyphen_values = true, value_parser = seconds)]
     pub(crate) duration: Duration,
     /// Run the load twice, first with containers apart, and compare tokens and answers.
     #[arg(long, conflicts_with = "prompt")]
@@ -38,19 +38,19 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: Option<String>,
     /// Tokens of an answer at most.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// Lanes, 256 at most; one per tenant if absent.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) devices: Option<u32>,
     /// Memory of each device, in MiB.
-    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "MIB", default_value_t = 512, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) memory_mib: u64,
     /// Let prompts that begin alike share KV blocks.
     #[arg(long)]
     pub(crate) prefix_caching: bool,
     /// Seed of arrivals and prompts.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) seed: u64,
 }
 
