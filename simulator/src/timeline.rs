@@ -78,6 +78,8 @@ pub struct Timeline {
     scratch: Scratch,
     horizon: Horizon,
     window: Nanos,
+    /// Every question is answered by simulating the whole cluster.
+    whole_cluster: bool,
     /// What happens without any action, and the version and time it holds for.
     kept: Option<Outcome>,
     /// By device: the version of the last delta that touched it.
@@ -96,7 +98,8 @@ impl Timeline {
         let mirror = Mirror::new(view, cost);
         let touched = vec![mirror.version; mirror.devices.len()];
         let (scratch, completions) = (Scratch::default(), Completions::default());
-        Self { mirror, scratch, horizon, window: Nanos::ZERO, kept: None, touched, completions }
+        let (window, whole_cluster) = (Nanos::ZERO, false);
+        Self { mirror, scratch, horizon, window, whole_cluster, kept: None, touched, completions }
     }
 
     /// Says that it is `now`. What the graph calls dispatched without saying when is taken to be
@@ -114,6 +117,15 @@ impl Timeline {
     pub fn launched_window(mut self, window: Nanos) -> Self {
         self.window = window;
         self.kept = None;
+        self
+    }
+
+    /// Answers the questions of a [`WhatIf`] by simulating the whole cluster instead of what a question touches. Answers
+    /// are about the devices that the question touches as before, and equal where these have one lane each; they
+    /// cost what the cluster is large. For comparison.
+    #[must_use]
+    pub fn whole_cluster(mut self, whole_cluster: bool) -> Self {
+        self.whole_cluster = whole_cluster;
         self
     }
 
@@ -316,7 +328,15 @@ impl WhatIf for Timeline {
             simulation.add_all_lanes();
         }
         simulation.carry_out_actions()?;
-        simulation.run(horizon, continuations);
+        simulation.watch(continuations);
+        if self.whole_cluster {
+            let asked = simulation.devices_in_use();
+            simulation.add_all_lanes();
+            simulation.run(horizon, continuations);
+            simulation.leave_out_all_but(asked);
+        } else {
+            simulation.run(horizon, continuations);
+        }
         simulation.answer(answer);
         Ok(())
     }

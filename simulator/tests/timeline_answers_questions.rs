@@ -83,6 +83,16 @@ impl Planner {
         Action::run_new(self.spec(), lane(device)).with_rank(rank)
     }
 
+    /// Has new work placed and lets the timeline know.
+    fn follow(&mut self, device: u32, rank: Rank) -> JobId {
+        let plan = Plan { actions: [self.new_run(device, rank)].into_iter().collect(), ..Plan::default() };
+        let accepted = self.gmg.accept(plan);
+        for applied in &accepted.applied {
+            self.timeline.observe(applied, self.gmg.view()).unwrap();
+        }
+        accepted.applied[0].effect.job().unwrap()
+    }
+
     fn what_if(&mut self, now: Nanos, actions: &[Action]) -> Result<Forecast, WhatIfError> {
         let mut answer = Forecast::default();
         let question = Question { actions, continuations: &mut [], horizon: Nanos::secs(10) };
@@ -117,6 +127,21 @@ fn the_same_question_has_the_same_answer() {
     let first = planner.what_if(Nanos::ms(1), &actions).unwrap();
     planner.what_if(Nanos::ms(2), &actions[..1]).unwrap();
     assert_eq!(planner.what_if(Nanos::ms(1), &actions).unwrap(), first);
+}
+
+#[test]
+fn simulating_the_whole_cluster_gives_the_same_answer() {
+    let mut planner = Planner::new();
+    for device in [0, 1, 0, 1] {
+        planner.follow(device, Rank::OwnerLatency);
+    }
+    let fetch = Action::prefetch(planner.model, DeviceId(3), Source::Device(DeviceId(0)));
+    let actions = [planner.new_run(1, Rank::OwnerLatency), fetch, planner.new_run(3, Rank::GuestLatency)];
+    let touched = planner.what_if(Nanos::ms(1), &actions).unwrap();
+    planner.timeline = planner.timeline.whole_cluster(true);
+    let whole = planner.what_if(Nanos::ms(1), &actions).unwrap();
+    assert_eq!((&whole.runs, &whole.memory), (&touched.runs, &touched.memory));
+    assert_eq!(whole.operators, touched.operators + 2 * u64::from(planner.ops()), "the jobs on device 0 too");
 }
 
 #[test]
@@ -338,22 +363,14 @@ fn continuations_unroll_until_they_end_or_the_horizon_comes() {
 #[test]
 fn what_was_cut_without_a_report_keeps_what_it_had_done() {
     let mut planner = Planner::new();
-    let follow = |planner: &mut Planner, rank| {
-        let plan = Plan { actions: [planner.new_run(0, rank)].into_iter().collect(), ..Plan::default() };
-        let accepted = planner.gmg.accept(plan);
-        for applied in &accepted.applied {
-            planner.timeline.observe(applied, planner.gmg.view()).unwrap();
-        }
-        accepted.applied[0].effect.job().unwrap()
-    };
     let report = |planner: &mut Planner, event: Event| {
         let applied = planner.gmg.apply(event).unwrap();
         planner.timeline.observe(&applied, planner.gmg.view()).unwrap();
     };
     let (ops, whole, at) = (planner.ops(), planner.whole(), Nanos::ms(5));
-    let guest = follow(&mut planner, Rank::GuestBestEffort);
+    let guest = planner.follow(0, Rank::GuestBestEffort);
     report(&mut planner, Event::Timer { at });
-    let owner = follow(&mut planner, Rank::OwnerLatency);
+    let owner = planner.follow(0, Rank::OwnerLatency);
     let (next, boundary) = planner.cost().boundary_at_or_after(0..ops, at);
     let expected = boundary + whole + planner.cost().total(next..ops);
     let before = planner.what_if(at, &[]).unwrap();

@@ -115,12 +115,15 @@ pub struct ForecastOptions {
     pub cost: Arc<dyn CostModel>,
     /// How far forecasts reach.
     pub horizon: Nanos,
+    /// Each forecast simulates the whole cluster instead of the devices that it is about; see
+    /// [`Timeline::whole_cluster`](slicescheduler_simulator::timeline::Timeline::whole_cluster).
+    pub whole_cluster: bool,
 }
 
 impl Default for ForecastOptions {
     /// A roofline, two seconds.
     fn default() -> Self {
-        Self { cost: Arc::new(Roofline::default()), horizon: Nanos::secs(2) }
+        Self { cost: Arc::new(Roofline::default()), horizon: Nanos::secs(2), whole_cluster: false }
     }
 }
 

@@ -114,13 +114,18 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Runs to the horizon, asking the continuations for more whenever their lane has nothing left.
-    pub(super) fn run(&mut self, horizon: Nanos, continuations: &mut [(LaneId, Box<dyn Continuation>)]) {
-        for (lane, _) in continuations.iter() {
+    /// Takes in the lanes of the continuations.
+    pub(super) fn watch(&mut self, continuations: &[(LaneId, Box<dyn Continuation>)]) {
+        for (lane, _) in continuations {
             if let Some(lane) = self.lane(*lane) {
                 self.scratch.engine.watch(lane);
             }
         }
+    }
+
+    /// Runs to the horizon, asking the continuations, which are [watched](Self::watch), for more whenever their lane has
+    /// nothing left.
+    pub(super) fn run(&mut self, horizon: Nanos, continuations: &mut [(LaneId, Box<dyn Continuation>)]) {
         while let Some(drained) = self.scratch.engine.run(horizon) {
             self.continue_lane(drained, continuations);
         }
@@ -136,6 +141,18 @@ impl<'a> Simulation<'a> {
             }
             place += 1;
         }
+    }
+
+    /// How many devices take part so far.
+    pub(super) fn devices_in_use(&self) -> usize {
+        self.scratch.in_use.len()
+    }
+
+    /// Leaves out of the answer what is not about the first `devices` that took part.
+    pub(super) fn leave_out_all_but(&mut self, devices: usize) {
+        let Scratch { runs, in_use, devices: known, .. } = &mut *self.scratch;
+        in_use.truncate(devices);
+        runs.retain(|run| known.get(run.lane.device.index()).is_some_and(|number| (number as usize) < devices));
     }
 
     pub(super) fn answer(&mut self, answer: &mut Forecast) {

@@ -76,6 +76,9 @@ pub struct Conditions {
     /// How far forecasts reach, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub horizon_ms: Option<u64>,
+    /// Each forecast simulates the whole cluster; answers stay the same.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub whole_cluster: bool,
     /// The policy is told of arrivals and timers only so often, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub told_every_ms: Option<u64>,
@@ -248,8 +251,9 @@ impl Conditions {
         world.operator_noise = self.operator_noise_percent.unwrap_or(world.operator_noise);
         world.iteration_noise = self.iteration_noise_percent.unwrap_or(world.iteration_noise);
         world.launched_window = self.launched_window_us.map_or(world.launched_window, Nanos::us);
-        let ForecastOptions { cost, horizon } = &mut options.forecast;
+        let ForecastOptions { cost, horizon, whole_cluster } = &mut options.forecast;
         *horizon = self.horizon_ms.map_or(*horizon, Nanos::ms);
+        *whole_cluster = self.whole_cluster;
         if self.forecast_percent.is_some() || self.forecast_error_percent.is_some() {
             let bias = f64::from(self.forecast_percent.unwrap_or(100)) / 100.0;
             let error = f64::from(self.forecast_error_percent.unwrap_or(0)) / 100.0;

@@ -181,13 +181,13 @@ pub fn run_policy<W: ReplayWorld>(
     let stopwatch = how.stopwatch.clone();
     let begun = stopwatch.as_ref().map(|stopwatch| stopwatch.now());
     let name = policy.name();
-    let ForecastOptions { cost, horizon } = how.forecast.clone();
+    let ForecastOptions { cost, horizon, whole_cluster } = how.forecast.clone();
     let mut recorder = Recorder::new(scenario, setup.gmg.view())
         .learning(how.learned.clone())
         .covering(cost.clone())
         .explaining(how.explain);
     let what_if = Timeline::of(setup.gmg.view(), cost, Horizon(horizon));
-    let what_if = what_if.launched_window(how.launched_window);
+    let what_if = what_if.launched_window(how.launched_window).whole_cluster(whole_cluster);
     let options = DriverOptions {
         stopwatch: stopwatch.clone(),
         shares_slots: how.shares_slots,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
-use slicescheduler::replay::{ReplayOptions, Silent, replay};
+use slicescheduler::replay::{ForecastOptions, ReplayOptions, Silent, replay};
 use slicescheduler::report::RunRecord;
 use slicescheduler_gmg::plan::Clock;
 use slicescheduler_gmg::units::Nanos;
@@ -61,4 +61,19 @@ fn a_stopwatch_changes_nothing_but_the_times() {
 #[test]
 fn another_seed_gives_another_result() {
     assert_ne!(without_times(&run(7, None).0)["policies"], without_times(&run(8, None).0)["policies"]);
+}
+
+#[test]
+fn forecasts_of_the_whole_cluster_lead_to_the_same_run() {
+    let whole = |whole_cluster| {
+        let forecast = ForecastOptions { whole_cluster, ..ForecastOptions::default() };
+        let options = ReplayOptions { forecast, ..ReplayOptions::default() };
+        let (summary, runs) = replay(&small(ROOMY, Nanos::secs(10), 7), "small", &options, &mut Silent).unwrap();
+        (without_times(&serde_json::to_string(&summary).unwrap()), runs)
+    };
+    let ((touched, touched_runs), (all, all_runs)) = (whole(false), whole(true));
+    assert_eq!(touched, all);
+    for (one, other) in touched_runs.iter().zip(&all_runs) {
+        assert_eq!((&one.spans, &one.memory, &one.seconds), (&other.spans, &other.memory, &other.seconds));
+    }
 }
