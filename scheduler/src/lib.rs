@@ -1,7 +1,7 @@
 //! What should happen: batching, and policies that decide which iteration runs where.
 //!
 //! [`batching`] says what a tenant wants to run next; a [`Policy`](policy::Policy) says where and
-//! when. [`SliceFill`] is the policy of this project; [`StaticContainers`] and [`IdlePriority`] are
+//! when. [`SliceFill`] is the policy of this project; the twelve rules of [`baseline`] are
 //! what it is compared with. A policy reads the graph and asks a
 //! [`WhatIf`](slicescheduler_gmg::plan::WhatIf); it never sees the world, a clock or the future.
 //!
