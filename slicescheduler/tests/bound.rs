@@ -59,6 +59,8 @@ fn reached(scenario: &Scenario, name: &str) -> f64 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4, failure_persistence: None, ..ProptestConfig::default() })]
 
+    /// In two seconds a slow device may not end its first batch of long prompts, so a policy may well have no tokens: that they
+    /// come near is the next test's.
     #[test]
     fn no_policy_exceeds_the_bound(
         devices in 2u32..4,
@@ -70,13 +72,10 @@ proptest! {
         let scenario = scenario(devices, kind, usable, rate, seed, 40);
         let options = LinearOptions { bins: usize::MAX, backlog: Some(BACKLOG) };
         let bound = LinearBound::of(&scenario, &WorldCost::default(), options).unwrap().token_throughput;
-        let mut best = 0.0f64;
         for name in policy_names() {
             let reached = reached(&scenario, name);
             prop_assert!(reached <= bound, "{name} reaches {reached} tokens/s, the bound is {bound}");
-            best = best.max(reached);
         }
-        prop_assert!(best > 0.0);
     }
 }
 
