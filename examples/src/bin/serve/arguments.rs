@@ -95,7 +95,7 @@ fn wish(text: &str) -> Result<Wish, String> {
 
 fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
-    // Less than one in a week is no load.
+    // Less than one in a million seconds is no load.
     if (1e-6..=1e4).contains(&rate) { Ok(rate) } else { Err("expected 0.000001 to 10000".to_owned()) }
 }
 
