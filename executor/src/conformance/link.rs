@@ -234,7 +234,7 @@ mod tests {
     fn conforms<C: Carrier + 'static>(carriers: impl Fn() -> (C, C)) {
         let begun = Instant::now();
         let clock = Arc::new(move || Nanos::from(begun.elapsed()));
-        let options = LinkOptions { chunk: Bytes(700), queue: 3, patience: Nanos::ms(300) };
+        let options = LinkOptions { chunk: Bytes(700), queue: 3, patience: Nanos::secs(2) };
         let on_thread = |sender, carrier: Box<dyn Carrier>, name| {
             Endpoint::new(carrier, clock.clone(), options, sender).on_thread(&StdThreads, name)
         };

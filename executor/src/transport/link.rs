@@ -5,8 +5,11 @@
 //! which moves bytes in order and may lose its connection: every frame has a checksum, and a transfer goes
 //! on where it was when there is a connection again. Nothing is sent before the destination has a place for
 //! it, so a destination that is slow holds its source back, and neither end buffers more than a chunk each way.
+//! Half of a transfer waits for its other half as long as the other end answers; an end that is silent, though
+//! its connection seems to live, is asked whether it is there.
 //!
-//! An endpoint has no thread: its owner calls [`Endpoint::poll`], or lends it one with
+//! An endpoint has no thread: its owner calls [`Endpoint::poll`], also while it has nothing to move, for it
+//! answers the other end, or lends it one with
 //! [`Endpoint::on_thread`]. Bytes are copied once on each side, between the memory and the chunk that the
 //! checksum is over.
 
@@ -84,14 +87,16 @@ impl<C: Carrier + ?Sized> Carrier for Box<C> {
     }
 }
 
-/// How an endpoint works. Both ends have the same `chunk`.
+/// How an endpoint works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkOptions {
-    /// Bytes that have a checksum together.
+    /// Bytes that have a checksum together, at most; the lesser of both ends' counts.
     pub chunk: Bytes,
     /// Halves of transfers that an end takes at a time, at least 1.
     pub queue: usize,
-    /// How long transfers wait for a connection that was cut, without one being moved on, before they fail.
+    /// How long transfers wait for a connection that was cut, without one being moved on, before they fail. A
+    /// connection on which nothing is heard for a quarter of it, and nothing for another quarter after a
+    /// question, is cut.
     pub patience: Nanos,
 }
 
@@ -144,6 +149,10 @@ pub struct Endpoint<C: Carrier> {
     options: LinkOptions,
     /// Since when there is no connection on which anything was moved on.
     stuck: Option<Nanos>,
+    /// When the other end was last heard on this connection, or when that began.
+    heard: Nanos,
+    /// When it was asked whether it is there, if it was not heard since.
+    asked: Option<Nanos>,
 }
 
 struct Clock(LaneClock);
@@ -161,7 +170,17 @@ impl<C: Carrier> Endpoint<C> {
         // Every hasher of the standard library has keys of its own.
         let life = RandomState::new().hash_one(0);
         let protocol = Protocol::new(life, chunk);
-        Self { carrier, connected: false, protocol, clock: Clock(clock), events, options, stuck: None }
+        Self {
+            carrier,
+            connected: false,
+            protocol,
+            clock: Clock(clock),
+            events,
+            options,
+            stuck: None,
+            heard: Nanos::ZERO,
+            asked: None,
+        }
     }
 
     /// Moves on what can be moved on without waiting; false if nothing can.
@@ -169,30 +188,36 @@ impl<C: Carrier> Endpoint<C> {
         let now = (self.clock.0)();
         let mut moved = false;
         for _ in 0..STEPS {
-            if !self.connected && !self.connect() {
+            if !self.connected && !self.connect(now) {
                 break;
             }
             match self.step(now) {
                 Ok(true) => moved = true,
                 Ok(false) => break,
                 Err(Cut) => {
-                    self.carrier.close();
-                    self.connected = false;
+                    self.cut();
                     moved = true;
                     break;
                 }
             }
         }
+        self.ask_if_silent(now);
         self.lose_patience(now);
         moved | self.report()
     }
 
-    fn connect(&mut self) -> bool {
+    fn connect(&mut self, now: Nanos) -> bool {
         self.connected = matches!(self.carrier.connect(), Ok(true));
         if self.connected {
             self.protocol.connected();
+            (self.heard, self.asked) = (now, None);
         }
         self.connected
+    }
+
+    fn cut(&mut self) {
+        self.carrier.close();
+        self.connected = false;
     }
 
     /// Sends and receives once; true if either moved a byte.
@@ -210,9 +235,31 @@ impl<C: Carrier> Endpoint<C> {
             && let Some(count) = done(self.carrier.read(room))?
         {
             self.protocol.received(count, now).map_err(|_| Cut)?;
+            (self.heard, self.asked) = (now, None);
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Asks the other end whether it is there when it has been silent, and cuts a connection on which it does not
+    /// answer. What came while this end was not polled has been read before.
+    fn ask_if_silent(&mut self, now: Nanos) {
+        if !self.connected || self.protocol.len() == 0 {
+            return;
+        }
+        let quarter = Nanos(self.options.patience.0 / 4);
+        let silent = |since: Nanos| now - since > quarter;
+        match self.asked {
+            None if silent(self.heard) => {
+                self.protocol.ask();
+                self.asked = Some(now);
+            }
+            Some(asked) if silent(asked) => {
+                self.stuck.get_or_insert(asked);
+                self.cut();
+            }
+            _ => {}
+        }
     }
 
     fn lose_patience(&mut self, now: Nanos) {
@@ -228,7 +275,7 @@ impl<C: Carrier> Endpoint<C> {
             self.stuck.get_or_insert(now);
         }
         if let Some(since) = self.stuck
-            && Nanos(now.0.saturating_sub(since.0)) > self.options.patience
+            && now - since > self.options.patience
         {
             let cut = |transfer: &Transfer| ExecutorError::LinkCut { left: transfer.left(), size: transfer.size() };
             self.protocol.give_up(now, cut);

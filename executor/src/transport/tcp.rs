@@ -3,8 +3,8 @@
 //! One end listens, the other connects, again whenever the connection is lost. Bytes are neither encrypted
 //! nor is the other end known by more than its address: for networks that are trusted.
 //!
-//! A peer that vanishes without closing its connection is noticed by the operating system only (its
-//! retransmission limit); a host that must know earlier closes the endpoint.
+//! A peer that vanishes without closing its connection is noticed when it does not answer
+//! ([`patience`](super::link::LinkOptions::patience)).
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,17 +1,22 @@
 //! What the ends of a link say to each other, as bytes.
 //!
-//! A frame is a header of 40 bytes, all little-endian: magic number, kind (4 bytes each), id, offset, size,
-//! checksum (8 each), then, if it is data, `size` bytes. The checksum (XXH3) is over everything else.
+//! A frame is a header of 48 bytes, all little-endian: magic number, kind (4 bytes each), id, offset, size,
+//! checksum of what follows, checksum of the header before it (8 each), then, if it is data, `size` bytes.
+//! Checksums are XXH3. The header has one of its own because a length that is wrong would have its reader
+//! wait for bytes that nobody sends.
 
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of a header.
-pub(super) const HEADER: usize = 40;
-const MAGIC: u32 = u32::from_le_bytes(*b"SSL1");
+pub(super) const HEADER: usize = 48;
+const MAGIC: u32 = u32::from_le_bytes(*b"SSL2");
+/// Where the checksums lie.
+const PAYLOAD_SUM: usize = 32;
+const HEADER_SUM: usize = 40;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The first frame of a connection. Id: of the sender's life.
+    /// The first frame of a connection. Id: of the sender's life; offset: the longest chunk that it takes.
     Hello,
     /// I have `size` bytes under this id, and have sent those before `offset` at some time.
     Offer,
@@ -25,12 +30,17 @@ pub(super) enum Kind {
     Fail,
     /// I end.
     Bye,
+    /// Are you there?
+    Ask,
+    /// I am here.
+    Alive,
 }
 
 pub(super) const FROM_SOURCE: u64 = 0;
 pub(super) const FROM_DESTINATION: u64 = 1;
 
-const KINDS: [Kind; 7] = [Kind::Hello, Kind::Offer, Kind::Grant, Kind::Data, Kind::Done, Kind::Fail, Kind::Bye];
+pub(super) const KINDS: [Kind; 9] =
+    [Kind::Hello, Kind::Offer, Kind::Grant, Kind::Data, Kind::Done, Kind::Fail, Kind::Bye, Kind::Ask, Kind::Alive];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
@@ -68,30 +78,30 @@ impl Frame {
         header[8..16].copy_from_slice(&self.id.to_le_bytes());
         header[16..24].copy_from_slice(&self.offset.to_le_bytes());
         header[24..32].copy_from_slice(&self.size.to_le_bytes());
-        let sum = checksum(header, payload);
-        header[32..].copy_from_slice(&sum.to_le_bytes());
+        header[PAYLOAD_SUM..HEADER_SUM].copy_from_slice(&xxh3_64(payload).to_le_bytes());
+        let sum = xxh3_64(&header[..HEADER_SUM]);
+        header[HEADER_SUM..].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// What a header says, which is not to be believed before [`check`](Self::check).
+    /// What a header says, if it is one. Its payload is not to be believed before [`check`](Self::check).
     pub(super) fn parse(header: &[u8; HEADER], most: usize) -> Result<Self, Broken> {
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));
+        let word = |at| word(header, at);
+        if word(HEADER_SUM) != xxh3_64(&header[..HEADER_SUM]) {
+            return Err(Broken::Checksum);
+        }
         let (magic, kind) = (word(0) as u32, (word(0) >> 32) as usize);
         let kind = *KINDS.get(kind).filter(|_| magic == MAGIC).ok_or(Broken::NoFrame)?;
         let frame = Self::new(kind, word(8), word(16), word(24));
         if frame.payload() > most as u64 { Err(Broken::TooLong) } else { Ok(frame) }
     }
 
-    /// Checks a whole frame.
-    pub(super) fn check(frame: &[u8]) -> Result<&[u8], Broken> {
+    /// Checks the payload of a whole frame, whose header was [parsed](Self::parse).
+    pub(super) fn check(frame: &[u8]) -> Result<(), Broken> {
         let (header, payload) = frame.split_first_chunk::<HEADER>().ok_or(Broken::NoFrame)?;
-        let sum: [u8; 8] = std::array::from_fn(|byte| header[32 + byte]);
-        if u64::from_le_bytes(sum) == checksum(header, payload) { Ok(payload) } else { Err(Broken::Checksum) }
+        if word(header, PAYLOAD_SUM) == xxh3_64(payload) { Ok(()) } else { Err(Broken::Checksum) }
     }
 }
 
-fn checksum(header: &[u8; HEADER], payload: &[u8]) -> u64 {
-    let mut sum = Xxh3::new();
-    sum.update(&header[..32]);
-    sum.update(payload);
-    sum.digest()
+fn word(header: &[u8; HEADER], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]))
 }

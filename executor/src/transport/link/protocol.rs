@@ -9,6 +9,9 @@
 //! one, offers and grants are said anew, so every transfer goes on where its destination is. A destination
 //! that has everything remembers that for a while, and says so to a source that did not hear it.
 //!
+//! **Silence.** An end that asks is answered, so one that answers nothing is not there, whatever its
+//! carrier says.
+//!
 //! **Memory.** Two buffers of a chunk and a header, allocated once; one answer per submitted transfer and a
 //! bounded number besides: while there are more, nothing is read.
 
@@ -31,6 +34,8 @@ struct Outgoing {
     started: Option<Nanos>,
     /// The next byte to send, once it is granted on this connection.
     granted: Option<u64>,
+    /// The furthest byte that was ever granted.
+    reached: Option<u64>,
     /// Every byte was sent, on this connection.
     sent_all: bool,
     /// One past the last byte that was ever sent.
@@ -59,6 +64,8 @@ pub(super) struct Protocol {
     /// The other end has said hello on this connection.
     greeted: bool,
     chunk: usize,
+    /// The longest chunk that the other end takes, this end's at most.
+    others_chunk: usize,
     outgoing: VecDeque<Outgoing>,
     incoming: Vec<Incoming>,
     ended: VecDeque<Ended>,
@@ -69,7 +76,7 @@ pub(super) struct Protocol {
     /// What of the outbox is to be sent.
     unsent: std::ops::Range<usize>,
     events: Vec<TransferEvent>,
-    /// Grants, data or ends were heard since this was last asked.
+    /// New grants, data, ends or answers were heard since this was last asked.
     progressed: bool,
     /// The other end has said that it ends.
     pub(super) left_alone: bool,
@@ -83,6 +90,7 @@ impl Protocol {
             others_life: None,
             greeted: false,
             chunk,
+            others_chunk: chunk,
             outgoing: VecDeque::new(),
             incoming: Vec::new(),
             ended: VecDeque::with_capacity(REMEMBERED),
@@ -107,7 +115,7 @@ impl Protocol {
         (self.greeted, self.left_alone) = (false, false);
         (self.received, self.unsent) = (0, 0..0);
         self.answers.clear();
-        self.answers.push_back(Frame::new(Kind::Hello, self.life, 0, 0));
+        self.answers.push_back(Frame::new(Kind::Hello, self.life, self.chunk as u64, 0));
         for outgoing in &mut self.outgoing {
             (outgoing.granted, outgoing.sent_all) = (None, false);
         }
@@ -118,7 +126,7 @@ impl Protocol {
     /// Takes one half of a transfer.
     pub(super) fn submit(&mut self, transfer: Transfer) {
         if transfer.ends() == Ends::Source {
-            let outgoing = Outgoing { transfer, started: None, granted: None, sent_all: false, sent: 0 };
+            let outgoing = Outgoing { transfer, started: None, granted: None, reached: None, sent_all: false, sent: 0 };
             self.answers.push_back(offer(&outgoing));
             self.outgoing.push_back(outgoing);
         } else {
@@ -164,9 +172,10 @@ impl Protocol {
         if frame.kind != Kind::Hello && !self.greeted {
             return Err(Broken::NoHello);
         }
-        self.progressed |= !matches!(frame.kind, Kind::Hello | Kind::Offer);
+        // A grant is new or is none; see there.
+        self.progressed |= !matches!(frame.kind, Kind::Hello | Kind::Offer | Kind::Grant | Kind::Ask);
         match frame.kind {
-            Kind::Hello => self.hello(frame.id, now),
+            Kind::Hello => return self.hello(frame, now),
             Kind::Offer => self.offered(frame, now),
             Kind::Grant => self.granted(frame, now),
             Kind::Data => self.data(frame, end, now),
@@ -174,13 +183,19 @@ impl Protocol {
             Kind::Fail if frame.offset == FROM_DESTINATION => self.end_outgoing(frame.id, now, failed_there),
             Kind::Fail => self.end_incoming(frame.id, now, failed_there),
             Kind::Bye => self.left_alone = true,
+            Kind::Ask => self.answers.push_back(Frame::new(Kind::Alive, 0, 0, 0)),
+            Kind::Alive => {}
         }
         Ok(())
     }
 
-    fn hello(&mut self, life: u64, now: Nanos) {
+    fn hello(&mut self, frame: Frame, now: Nanos) -> Result<(), Broken> {
+        self.others_chunk = usize::try_from(frame.offset).map_or(self.chunk, |chunk| chunk.min(self.chunk));
+        if self.others_chunk == 0 {
+            return Err(Broken::NoHello);
+        }
         self.greeted = true;
-        if self.others_life.replace(life).is_some_and(|before| before != life) {
+        if self.others_life.replace(frame.id).is_some_and(|before| before != frame.id) {
             // What came in before was another life's; its rest may not be the same.
             let begun = |incoming: &Incoming| incoming.transfer.left() < incoming.transfer.size();
             while let Some(id) = self.incoming.iter().find(|incoming| begun(incoming)).map(|i| i.transfer.id().0) {
@@ -188,6 +203,7 @@ impl Protocol {
                 self.answers.push_back(Frame::new(Kind::Fail, id, FROM_DESTINATION, 0));
             }
         }
+        Ok(())
     }
 
     fn offered(&mut self, frame: Frame, now: Nanos) {
@@ -224,6 +240,7 @@ impl Protocol {
         } else if outgoing.granted.is_none() {
             // A second grant has crossed the offer that the first one answered.
             outgoing.granted = Some(frame.offset);
+            self.progressed |= outgoing.reached.replace(frame.offset) < Some(frame.offset);
             outgoing.started.get_or_insert(now);
         }
     }
@@ -274,7 +291,7 @@ impl Protocol {
         let ready = |outgoing: &&mut Outgoing| outgoing.granted.is_some() && !outgoing.sent_all;
         let outgoing = self.outgoing.iter_mut().find(ready)?;
         let (id, size, offset) = (outgoing.transfer.id().0, outgoing.transfer.size().get(), outgoing.granted?);
-        let length = (size - offset).min(self.chunk as u64);
+        let length = (size - offset).min(self.others_chunk as u64);
         let end = HEADER + length as usize;
         if let Err(error) = outgoing.transfer.read_at(Bytes(offset), &mut self.outbox[HEADER..end]) {
             self.end_outgoing(id, now, |_| Err(error));
@@ -337,7 +354,12 @@ impl Protocol {
         self.answers.push_back(Frame::new(Kind::Bye, 0, 0, 0));
     }
 
-    /// True if a grant, data or an end was heard since the last call.
+    /// Asks the other end whether it is there.
+    pub(super) fn ask(&mut self) {
+        self.answers.push_back(Frame::new(Kind::Ask, 0, 0, 0));
+    }
+
+    /// True if a new grant, data, an end or an answer was heard since the last call.
     pub(super) fn has_progressed(&mut self) -> bool {
         std::mem::take(&mut self.progressed)
     }
