@@ -85,9 +85,8 @@ pub struct Arena {
     /// On a boundary of [`ARENA_ALIGN`], with `size` bytes of the allocation behind it.
     base: NonNull<u8>,
     size: usize,
-    /// What was allocated.
-    allocation: NonNull<u8>,
-    layout: Layout,
+    /// What was allocated, held for its drop.
+    _allocation: Allocation,
 }
 
 // SAFETY: the arena owns its memory and holds plain bytes, which may go to another thread.
@@ -114,13 +113,12 @@ impl Arena {
         let Some((bytes, layout)) = layout else {
             return Err(refused);
         };
-        // SAFETY: the layout's size is not zero.
-        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(refused)?;
-        let first = allocation.addr().get().next_multiple_of(ARENA_ALIGN) - allocation.addr().get();
+        let allocation = Allocation::new(layout).ok_or(refused)?;
+        let start = allocation.start;
+        let first = start.addr().get().next_multiple_of(ARENA_ALIGN) - start.addr().get();
         // SAFETY: `first` is less than the alignment, and the allocation is longer than the arena by that.
-        let base = unsafe { allocation.add(first) };
-        prefer_huge_pages(base, bytes);
-        Ok(Self { base, size: bytes, allocation, layout })
+        let base = unsafe { start.add(first) };
+        Ok(Self { base, size: bytes, _allocation: allocation })
     }
 
     /// How many bytes it has.
@@ -222,29 +220,71 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
+/// Zeroed memory, freed when it is dropped.
+#[derive(Debug)]
+struct Allocation {
+    start: NonNull<u8>,
+    layout: Layout,
+    /// From the system, not from the process's allocator.
+    mapped: bool,
+}
+
+/// Bytes of a huge page. An allocation of as many comes from the system: what the process has for an allocator may
+/// write zeros to it, and with that take all of it at once, in small pages.
+const HUGE: usize = 2 << 20;
+
+impl Allocation {
+    /// Memory for `layout`, which is not empty and no more aligned than a page.
+    fn new(layout: Layout) -> Option<Self> {
+        if layout.size() >= HUGE
+            && let Some(start) = map(layout.size())
+        {
+            return Some(Self { start, layout, mapped: true });
+        }
+        // SAFETY: the layout's size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { start, layout, mapped: false })
+    }
+}
+
+impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: `allocation` came from `alloc_zeroed` with this layout and is freed once.
-        unsafe { dealloc(self.allocation.as_ptr(), self.layout) };
+        if self.mapped {
+            unmap(self.start, self.layout.size());
+        } else {
+            // SAFETY: `start` came from `alloc_zeroed` with this layout and is freed once.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        }
     }
 }
 
-/// Asks the system to back the whole huge pages among these bytes, which nobody has used, by huge pages: weights
-/// are read from end to end, and an entry of the address cache then covers 512 times as much of them.
-#[cfg(target_os = "linux")]
-fn prefer_huge_pages(base: NonNull<u8>, size: usize) {
-    const HUGE: usize = 2 << 20;
-    let first = base.addr().get().next_multiple_of(HUGE) - base.addr().get();
-    let length = size.saturating_sub(first) / HUGE * HUGE;
-    if length > 0 {
-        // SAFETY: the range is within the allocation, and the advice changes neither its bytes nor what may be
-        // done with them. A system that has no huge pages refuses it, and nothing is different then.
-        unsafe { libc::madvise(base.as_ptr().add(first).cast(), length, libc::MADV_HUGEPAGE) };
-    }
+/// Pages from the system, zero when they are first touched, and huge ones where it has some: weights are read from
+/// end to end, and an entry of the address cache then covers 512 times as much of them.
+#[cfg(all(target_os = "linux", not(miri)))]
+fn map(size: usize) -> Option<NonNull<u8>> {
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping of no file, at an address that the system chooses.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), size, access, kind, -1, 0) };
+    let start = if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast::<u8>()) }?;
+    // SAFETY: the range is the mapping, and the advice changes neither its bytes nor what may be done with them. A
+    // system that has no huge pages refuses it, and nothing is different then.
+    unsafe { libc::madvise(start.as_ptr().cast(), size, libc::MADV_HUGEPAGE) };
+    Some(start)
 }
 
-#[cfg(not(target_os = "linux"))]
-fn prefer_huge_pages(_: NonNull<u8>, _: usize) {}
+#[cfg(all(target_os = "linux", not(miri)))]
+fn unmap(start: NonNull<u8>, size: usize) {
+    // SAFETY: a mapping of this length that [`map`] made, unmapped once.
+    unsafe { libc::munmap(start.as_ptr().cast(), size) };
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
+const fn map(_: usize) -> Option<NonNull<u8>> {
+    None
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
+const fn unmap(_: NonNull<u8>, _: usize) {}
 
 /// Regions that an operator may hold at once.
 const MAX_OPERANDS: usize = 16;

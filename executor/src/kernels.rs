@@ -25,6 +25,7 @@ mod quantized;
 mod rotary;
 mod sampling;
 mod simd;
+mod vector;
 mod weights;
 
 pub use activation::{add_bias, gelu, swiglu, tanh};

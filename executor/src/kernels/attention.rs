@@ -8,7 +8,8 @@
 
 use std::cell::RefCell;
 
-use super::simd::{LANES, exp, reduce, versioned};
+use super::simd::{LANES, exp, reduce};
+use super::vector::{self, Kernel, Vector};
 use super::{KvCache, KvLayout, Parts, TokenRows, check, nonzero};
 use crate::error::{ExecutorError, Result};
 
@@ -18,8 +19,8 @@ const TILE: usize = 64;
 const GROUP: usize = 8;
 /// Partial sums of a score: element `d` of a head goes to sum `d % CHAINS`.
 const CHAINS: usize = 4;
-/// Positions whose scores are computed together.
-const WIDTH: usize = 16;
+/// Positions side by side that are not worth a register.
+const FEW: usize = 2;
 
 /// The heads of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -268,9 +269,21 @@ impl Walk<'_> {
     }
 }
 
-versioned! {
-    /// At most [`GROUP`] query heads over the whole context.
-    fn walk_heads(walk: &Walk<'_>, queries: &[f32], out: &mut [f32]) {
+/// At most [`GROUP`] query heads over the whole context.
+fn walk_heads(walk: &Walk<'_>, queries: &[f32], out: &mut [f32]) {
+    vector::run(WalkHeads { walk, queries, out });
+}
+
+struct WalkHeads<'a> {
+    walk: &'a Walk<'a>,
+    queries: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for WalkHeads<'_> {
+    #[inline(always)]
+    fn run<V: Vector>(self, vector: V) {
+        let Self { walk, queries, out } = self;
         let KvLayout { head_dim, block_tokens, .. } = walk.cache.layout();
         let mut maxima = [f32::NEG_INFINITY; GROUP];
         let mut sums = [0.0f32; GROUP];
@@ -281,12 +294,12 @@ versioned! {
                 let keys = &walk.cache.keys(walk.layer, walk.head, segment.block)[segment.slot..];
                 for (query, weights) in queries.chunks_exact(head_dim).zip(&mut weights) {
                     let weights = &mut weights[segment.tile..segment.tile + segment.len];
-                    score(query, keys, block_tokens, walk.scale, weights);
+                    score(vector, query, keys, block_tokens, walk.scale, weights);
                 }
             }
             let state = maxima.iter_mut().zip(&mut sums).zip(&mut weights);
             for (out, ((maximum, sum), weights)) in out.chunks_exact_mut(head_dim).zip(state) {
-                let correction = soften(weights, maximum, sum);
+                let correction = soften(vector, weights, maximum, sum);
                 for value in out.iter_mut() {
                     *value *= correction;
                 }
@@ -294,7 +307,7 @@ versioned! {
             for segment in walk.segments(first) {
                 let values = &walk.cache.values(walk.layer, walk.head, segment.block)[segment.slot * head_dim..];
                 for (out, weights) in out.chunks_exact_mut(head_dim).zip(&weights) {
-                    add_values(&weights[segment.tile..segment.tile + segment.len], values, out);
+                    add_values(vector, &weights[segment.tile..segment.tile + segment.len], values, out);
                 }
             }
         }
@@ -308,67 +321,113 @@ versioned! {
 
 /// `scores[t] = scale * sum_d query[d] keys[d, t]`.
 #[inline(always)]
-fn score(query: &[f32], keys: &[f32], stride: usize, scale: f32, scores: &mut [f32]) {
-    let (chunks, tail) = scores.as_chunks_mut::<WIDTH>();
-    let full = chunks.len() * WIDTH;
-    for (chunk, scores) in chunks.iter_mut().enumerate() {
-        *scores = score_chunk(query, &keys[chunk * WIDTH..], stride, scale);
-    }
-    for (offset, score) in tail.iter_mut().enumerate() {
-        let [value] = score_chunk(query, &keys[full + offset..], stride, scale);
-        *score = value;
+fn score<V: Vector>(vector: V, query: &[f32], keys: &[f32], stride: usize, scale: f32, scores: &mut [f32]) {
+    for (chunk, scores) in scores.chunks_mut(LANES).enumerate() {
+        let keys = &keys[chunk * LANES..];
+        if scores.len() <= FEW {
+            for (position, score) in scores.iter_mut().enumerate() {
+                *score = score_position(query, &keys[position..], stride) * scale;
+            }
+            continue;
+        }
+        let products = score_positions(vector, query, keys, stride);
+        let mut all = [0.0; LANES];
+        vector.store(vector.multiply(products, vector.splat(scale)), &mut all);
+        scores.copy_from_slice(&all[..scores.len()]);
     }
 }
 
-/// The scores of `N` positions. The same chain of operations for each, whatever `N` is.
+/// `sum_d query[d] keys[d, 0]`
 #[inline(always)]
-fn score_chunk<const N: usize>(query: &[f32], keys: &[f32], stride: usize, scale: f32) -> [f32; N] {
-    // Four variables, so that each stays in registers.
-    let (mut a, mut b, mut c, mut d) = ([0.0; N], [0.0; N], [0.0; N], [0.0; N]);
+fn score_position(query: &[f32], keys: &[f32], stride: usize) -> f32 {
+    let mut keys = keys.iter().step_by(stride);
+    let (mut a, mut b, mut c, mut d) = (0.0, 0.0, 0.0, 0.0);
     let (quads, rest) = query.as_chunks::<CHAINS>();
-    let mut at = 0;
-    for quad in quads {
-        add_product(&mut a, quad[0], &keys[at..at + N]);
-        add_product(&mut b, quad[1], &keys[at + stride..at + stride + N]);
-        add_product(&mut c, quad[2], &keys[at + 2 * stride..at + 2 * stride + N]);
-        add_product(&mut d, quad[3], &keys[at + 3 * stride..at + 3 * stride + N]);
-        at += CHAINS * stride;
+    for [qa, qb, qc, qd] in quads {
+        for (sum, factor) in [(&mut a, qa), (&mut b, qb), (&mut c, qc), (&mut d, qd)] {
+            *sum += factor * keys.next().copied().unwrap_or_default();
+        }
     }
-    for (sum, element) in [&mut a, &mut b, &mut c].into_iter().zip(rest) {
-        add_product(sum, *element, &keys[at..at + N]);
+    for ((sum, factor), key) in [&mut a, &mut b, &mut c].into_iter().zip(rest).zip(keys) {
+        *sum += factor * key;
+    }
+    (a + b) + (c + d)
+}
+
+/// `sum_d query[d] keys[d, t]` of the first [`LANES`] positions. Those that are no position of the block are of
+/// something that lies behind it, or zero.
+#[inline(always)]
+fn score_positions<V: Vector>(vector: V, query: &[f32], keys: &[f32], stride: usize) -> V::Floats {
+    let zero = vector.splat(0.0);
+    // Four variables, so that each stays in a register.
+    let (mut a, mut b, mut c, mut d) = (zero, zero, zero, zero);
+    let (mut query, mut at) = (query, 0);
+    while let [qa, qb, qc, qd, rest @ ..] = query {
+        let rows =
+            (whole(keys, at), whole(keys, at + stride), whole(keys, at + 2 * stride), whole(keys, at + 3 * stride));
+        let (Some(ka), Some(kb), Some(kc), Some(kd)) = rows else { break };
+        a = add_product(vector, a, *qa, vector.load(ka));
+        b = add_product(vector, b, *qb, vector.load(kb));
+        c = add_product(vector, c, *qc, vector.load(kc));
+        d = add_product(vector, d, *qd, vector.load(kd));
+        (query, at) = (rest, at + CHAINS * stride);
+    }
+    // What is left of a head that is no multiple of four, and rows that end before a register does.
+    for (element, factor) in query.iter().enumerate() {
+        let key = vector.load(&padded(&keys[at..]));
+        match element % CHAINS {
+            0 => a = add_product(vector, a, *factor, key),
+            1 => b = add_product(vector, b, *factor, key),
+            2 => c = add_product(vector, c, *factor, key),
+            _ => d = add_product(vector, d, *factor, key),
+        }
         at += stride;
     }
-    std::array::from_fn(|t| ((a[t] + b[t]) + (c[t] + d[t])) * scale)
+    vector.add(vector.add(a, b), vector.add(c, d))
 }
 
-/// `sums[t] += factor * row[t]`.
+/// `sums + factor * row`
 #[inline(always)]
-fn add_product<const N: usize>(sums: &mut [f32; N], factor: f32, row: &[f32]) {
-    for (sum, value) in sums.iter_mut().zip(row) {
-        *sum += factor * value;
+fn add_product<V: Vector>(vector: V, sums: V::Floats, factor: f32, row: V::Floats) -> V::Floats {
+    vector.add(sums, vector.multiply(vector.splat(factor), row))
+}
+
+/// The floats from `at` on that fill a register, if there are as many.
+#[inline(always)]
+fn whole(floats: &[f32], at: usize) -> Option<&[f32; LANES]> {
+    floats.get(at..)?.first_chunk()
+}
+
+/// The first floats, with zeros behind the last.
+#[inline(always)]
+fn padded(floats: &[f32]) -> [f32; LANES] {
+    let mut padded = [0.0; LANES];
+    for (padded, float) in padded.iter_mut().zip(floats) {
+        *padded = *float;
     }
+    padded
 }
 
 /// Turns a tile's scores into weights relative to the new maximum, adds them to the running sum
 /// and returns what everything before the tile must be multiplied by. Scores that the row may not
 /// see are negative infinity and become zero.
 #[inline(always)]
-fn soften(scores: &mut [f32; TILE], maximum: &mut f32, sum: &mut f32) -> f32 {
+fn soften<V: Vector>(vector: V, scores: &mut [f32; TILE], maximum: &mut f32, sum: &mut f32) -> f32 {
     let (chunks, _) = scores.as_chunks_mut::<LANES>();
-    let mut lanes = [*maximum; LANES];
+    let mut greatest = vector.splat(*maximum);
     for chunk in &*chunks {
-        for (lane, &score) in lanes.iter_mut().zip(chunk) {
-            *lane = if score > *lane { score } else { *lane };
-        }
+        greatest = vector.greater(vector.load(chunk), greatest);
     }
-    let new = lanes.into_iter().fold(*maximum, |a, b| if b > a { b } else { a });
     let mut lanes = [0.0; LANES];
+    vector.store(greatest, &mut lanes);
+    let new = lanes.into_iter().fold(*maximum, |a, b| if b > a { b } else { a });
+    let mut total = vector.splat(0.0);
     for chunk in chunks {
-        for (lane, score) in lanes.iter_mut().zip(chunk) {
-            *score = exp(*score - new);
-            *lane += *score;
-        }
+        let weights = vector.exp(vector.subtract(vector.load(chunk), vector.splat(new)));
+        vector.store(weights, chunk);
+        total = vector.add(total, weights);
     }
+    vector.store(total, &mut lanes);
     let correction = exp(*maximum - new);
     *sum = *sum * correction + reduce(lanes);
     *maximum = new;
@@ -377,21 +436,38 @@ fn soften(scores: &mut [f32; TILE], maximum: &mut f32, sum: &mut f32) -> f32 {
 
 /// `out[d] += sum_t weights[t] values[t, d]`, in ascending `t`.
 #[inline(always)]
-fn add_values(weights: &[f32], values: &[f32], out: &mut [f32]) {
+fn add_values<V: Vector>(vector: V, weights: &[f32], values: &[f32], out: &mut [f32]) {
     let head_dim = out.len();
-    let (chunks, tail) = out.as_chunks_mut::<{ 2 * LANES }>();
-    let full = chunks.len() * 2 * LANES;
-    for (chunk, out) in chunks.iter_mut().enumerate() {
-        let mut sums = *out;
-        for (weight, row) in weights.iter().zip(values[chunk * 2 * LANES..].chunks(head_dim)) {
-            add_product(&mut sums, *weight, &row[..2 * LANES]);
+    let rows = || weights.iter().zip(values.chunks_exact(head_dim));
+    let (wide, rest) = out.as_chunks_mut::<{ 4 * LANES }>();
+    let mut first = 0;
+    for out in wide {
+        let [a, b, c, d] = out.as_chunks_mut::<LANES>().0 else { break };
+        // Four variables, so that each stays in a register.
+        let (mut sa, mut sb, mut sc, mut sd) = (vector.load(a), vector.load(b), vector.load(c), vector.load(d));
+        for (weight, values) in rows() {
+            let Some(values) = values.get(first..first + 4 * LANES) else { break };
+            let [va, vb, vc, vd] = values.as_chunks::<LANES>().0 else { break };
+            sa = add_product(vector, sa, *weight, vector.load(va));
+            sb = add_product(vector, sb, *weight, vector.load(vb));
+            sc = add_product(vector, sc, *weight, vector.load(vc));
+            sd = add_product(vector, sd, *weight, vector.load(vd));
         }
-        *out = sums;
+        vector.store(sa, a);
+        vector.store(sb, b);
+        vector.store(sc, c);
+        vector.store(sd, d);
+        first += 4 * LANES;
     }
-    for (offset, out) in tail.iter_mut().enumerate() {
-        for (weight, value) in weights.iter().zip(values[full + offset..].iter().step_by(head_dim)) {
-            *out += weight * value;
+    for out in rest.chunks_mut(LANES) {
+        let mut sums = vector.load(&padded(out));
+        for (weight, values) in rows() {
+            sums = add_product(vector, sums, *weight, vector.load(&padded(&values[first..])));
         }
+        let mut all = [0.0; LANES];
+        vector.store(sums, &mut all);
+        out.copy_from_slice(&all[..out.len()]);
+        first += LANES;
     }
 }
 
@@ -412,7 +488,8 @@ mod tests {
 
         #[test]
         fn every_row_sees_all_of_its_sequence_and_nothing_else(
-            seed: u64, lengths in prop::collection::vec(0u32..90, 1..4), heads in 1usize..4, head_dim in 1usize..40,
+            seed: u64, lengths in prop::collection::vec(0u32..90, 1..4), heads in 1usize..4,
+            head_dim in prop_oneof![1usize..40, 60usize..140],
         ) {
             let width = 3 * heads * head_dim;
             let rows: usize = lengths.iter().map(|&length| length as usize).sum();

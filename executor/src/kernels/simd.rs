@@ -97,8 +97,19 @@ pub(crate) fn sum_of_squares(x: &[f32]) -> f32 {
 }
 
 /// Below it [`exp`] is zero; above [`EXP_MAX`] it is `exp(EXP_MAX)`, about 2.4e38.
-const EXP_MIN: f32 = -87.336_54;
-const EXP_MAX: f32 = 88.376_26;
+pub(crate) const EXP_MIN: f32 = -87.336_54;
+pub(crate) const EXP_MAX: f32 = 88.376_26;
+
+/// The numbers of [`exp`].
+pub(crate) mod exponential {
+    /// Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
+    pub(crate) const ROUND: f32 = 12_582_912.0;
+    pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
+    pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
+    /// Of the polynomial, from the highest power down to the square.
+    pub(crate) const COEFFICIENTS: [f32; 6] =
+        [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+}
 
 /// e to the power of `x`, within 2 units in the last place on `[EXP_MIN, EXP_MAX]`; NaN for NaN.
 ///
@@ -106,21 +117,16 @@ const EXP_MAX: f32 = 88.376_26;
 /// two (Cody and Waite), then the polynomial of Cephes' `expf` for `exp(r)` on `|r| <= ln 2 / 2`.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Adding 1.5 * 2^23 leaves the nearest integer in the low bits of the sum.
-    const ROUND: f32 = 12_582_912.0;
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
+    use exponential::{COEFFICIENTS, LN2_HIGH, LN2_LOW, ROUND};
 
     let clamped = if x > EXP_MAX { EXP_MAX } else { x };
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
     let r = (clamped - n * LN2_HIGH) - n * LN2_LOW;
-    let mut p = 1.987_569_1e-4;
-    p = p * r + 1.398_2e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_5e-1;
-    p = p * r + 0.5;
+    let mut p = COEFFICIENTS[0];
+    for coefficient in &COEFFICIENTS[1..] {
+        p = p * r + coefficient;
+    }
     let fraction = (p * (r * r) + r) + 1.0;
     let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits());
     let power = f32::from_bits(exponent.wrapping_add(127).wrapping_shl(23));

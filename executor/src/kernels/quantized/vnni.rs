@@ -140,6 +140,9 @@ fn tile<F: Format, const R: usize, const P: usize>(
     }
 }
 
+/// Registers go through no closure of others: one would be compiled without the instructions, and is a call
+/// for every register unless the whole program is optimized at link time.
+///
 /// # Safety
 /// The processor has the instructions. `x` has `blocks` blocks of `R` rows from `row` on, each panel
 /// as many.
@@ -155,10 +158,11 @@ unsafe fn accumulate<F: Format, const R: usize, const P: usize>(
     let mask = _mm512_set1_epi16(if F::NIBBLES { 0x0f } else { 0xff });
     let mut sums: [[__m512; P]; R] = [[_mm512_setzero_ps(); P]; R];
     for block in 0..blocks {
-        let mut products: [[__m512i; P]; R] = std::array::from_fn(|r| {
+        let mut products: [[__m512i; P]; R] = [[_mm512_setzero_si512(); P]; R];
+        for r in 0..R {
             let sum = x.sums[(row + r) * blocks + block];
-            [_mm512_set1_epi32(-F::OFFSET * sum); P]
-        });
+            products[r] = [_mm512_set1_epi32(-F::OFFSET * sum); P];
+        }
         let groups = if F::NIBBLES { 4 } else { 8 };
         for group in 0..groups {
             for p in 0..P {
@@ -169,7 +173,8 @@ unsafe fn accumulate<F: Format, const R: usize, const P: usize>(
                 };
                 // Bytes 0 and 2 of the group, and bytes 1 and 3; with halves of bytes, those of the high
                 // halves belong to activations 16 further on.
-                let low = [quants, _mm512_srli_epi16::<8>(quants)].map(|bytes| _mm512_and_si512(bytes, mask));
+                let odd = _mm512_srli_epi16::<8>(quants);
+                let low = [_mm512_and_si512(quants, mask), _mm512_and_si512(odd, mask)];
                 let high = if F::NIBBLES {
                     [_mm512_and_si512(_mm512_srli_epi16::<4>(quants), mask), _mm512_srli_epi16::<12>(quants)]
                 } else {
