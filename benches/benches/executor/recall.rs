@@ -4,6 +4,7 @@
 //! prompts of 128 tokens an operator takes milliseconds here, but products and attention stop between two parts.
 
 use slicescheduler_benches::Target;
+use slicescheduler_executor::lane::StdThreads;
 use slicescheduler_gmg::plan::{Event, Rank};
 use slicescheduler_gmg::units::Nanos;
 
@@ -24,7 +25,7 @@ pub(crate) fn rows() -> Outcome<Vec<Target>> {
 /// How long the owner waits for a guest with prompts of so many tokens.
 fn waits(guest_rows: u32, [median, tail]: [&'static str; 2]) -> Outcome<Vec<Target>> {
     let (spec, model) = decoder()?;
-    let mut rig = Rig::new(&spec, &model, 2)?;
+    let mut rig = Rig::new(&spec, &model, 2, &StdThreads)?;
     rig.load(1)?;
     let prompt = |length: u32| -> Vec<u32> { (0..length).map(|index| 300 + index * 7 % 1000).collect() };
     let mut owner = rig.enter(0, &prompt(8), 1500)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use slicescheduler_executor::cpu_world::{CpuWorld, CpuWorldOptions};
-use slicescheduler_executor::lane::StdThreads;
+use slicescheduler_executor::lane::ThreadSpawner;
 use slicescheduler_executor::model::CpuModel;
 use slicescheduler_gmg::cluster::{Cluster, DeviceSpec};
 use slicescheduler_gmg::delta::NewRequest;
@@ -50,7 +50,12 @@ pub(crate) struct Rig {
 impl Rig {
     /// Tenants that all have `decoder`, each resident on a device of its own with one lane; device 0 has
     /// room for the weights of all.
-    pub(crate) fn new(spec: &DenseSpec, decoder: &CpuModel, tenants: u32) -> Outcome<Self> {
+    pub(crate) fn new(
+        spec: &DenseSpec,
+        decoder: &CpuModel,
+        tenants: u32,
+        threads: &dyn ThreadSpawner,
+    ) -> Outcome<Self> {
         let (memory, activations) = (Bytes::mib(1024), Bytes::mib(64));
         let device = DeviceSpec::cpu(1, memory, Bandwidth::gb_per_s(10), FlopRate::gflops(50));
         let mut gmg = Gmg::new(Cluster::builder().node("host", |node| node.devices(tenants, device)).build()?);
@@ -75,7 +80,7 @@ impl Rig {
         }
         let clock = Arc::new(SinceStart(Instant::now()));
         let options = CpuWorldOptions::default();
-        let world = CpuWorld::new(gmg.view(), implementations, clock.clone(), &StdThreads, options)?;
+        let world = CpuWorld::new(gmg.view(), implementations, clock.clone(), threads, options)?;
         Ok(Self { gmg, world, clock, models, events: Vec::new() })
     }
 
@@ -171,8 +176,30 @@ impl Rig {
     /// Computes all that is known of a sequence: the next token.
     pub(crate) fn iterate(&mut self, sequence: &mut Sequence) -> Outcome<u32> {
         self.launch(sequence, Rank::OwnerLatency)?;
+        self.finished().map(|(_, token)| token)
+    }
+
+    /// Computes `steps` tokens of each of two sequences by turns, the iteration of the one handed down while that
+    /// of the other runs; the tokens of the first.
+    pub(crate) fn iterate_both(&mut self, sequences: &mut [Sequence; 2], steps: usize) -> Outcome<Vec<u32>> {
+        let [first, second] = sequences;
+        let mut jobs = [self.launch(first, Rank::OwnerLatency)?, self.launch(second, Rank::OwnerLatency)?];
+        let mut tokens = [Vec::new(), Vec::new()];
+        while tokens.iter().any(|tokens| tokens.len() < steps) {
+            let (job, token) = self.finished()?;
+            let which = usize::from(job == jobs[1]);
+            tokens[which].push(token);
+            if tokens[which].len() < steps {
+                jobs[which] = self.launch(&mut sequences[which], Rank::OwnerLatency)?;
+            }
+        }
+        let [tokens, _] = tokens;
+        Ok(tokens)
+    }
+
+    fn finished(&mut self) -> Outcome<(JobId, u32)> {
         match self.event()? {
-            Event::Finished { tokens, .. } => Ok(tokens.first().ok_or("no token")?.1),
+            Event::Finished { job, tokens, .. } => Ok((job, tokens.first().ok_or("no token")?.1)),
             other => Err(format!("{other:?}").into()),
         }
     }
