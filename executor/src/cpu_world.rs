@@ -82,7 +82,7 @@ use crate::kernels::Sampling;
 use crate::lane::{LaneClock, LaneEvent, ThreadSpawner};
 use crate::model::CpuModel;
 use crate::registry::{BoundModel, KernelRegistry};
-use crate::transport::{InProcess, InProcessOptions};
+use crate::transport::{InProcessOptions, StartTransport};
 use device::Device;
 pub use direct::Direct;
 use flight::{Flight, Stopped};
@@ -97,8 +97,8 @@ pub use waker::Waker;
 pub struct CpuWorldOptions {
     /// The kernels.
     pub kernels: KernelRegistry,
-    /// The transport that loads weights.
-    pub transfers: InProcessOptions,
+    /// Starts the transport that loads weights. One that never reports a transfer keeps its device waiting for them.
+    pub transport: Arc<dyn StartTransport>,
     /// What is to go wrong; nothing, unless a test wants to see it.
     pub faults: Option<Arc<dyn Faults>>,
     /// How long an operator may run before its device counts as lost, by the world's clock; for ever if absent, as it is
@@ -108,9 +108,10 @@ pub struct CpuWorldOptions {
 }
 
 impl Default for CpuWorldOptions {
-    /// The [kernels](KernelRegistry::cpu) of all models that run here, and a transport of default size.
+    /// The [kernels](KernelRegistry::cpu) of all models that run here, and the [in-process](InProcessOptions) transport.
     fn default() -> Self {
-        Self { kernels: KernelRegistry::cpu(), transfers: InProcessOptions::default(), faults: None, patience: None }
+        let transport = Arc::new(InProcessOptions::default());
+        Self { kernels: KernelRegistry::cpu(), transport, faults: None, patience: None }
     }
 }
 
@@ -142,8 +143,8 @@ pub struct CpuWorld {
 }
 
 impl CpuWorld {
-    /// Makes the devices of the graph: allocates their memory, starts their lanes and one more
-    /// thread for transfers, and loads the weights that are resident.
+    /// Makes the devices of the graph: allocates their memory, starts their lanes and the
+    /// transport, and loads the weights that are resident.
     ///
     /// `view` is the graph after its set-up. `clock` must go on by itself, as a real one does:
     /// waiting is by it. A model of the graph that is not among `models` can not be run here.
@@ -176,7 +177,7 @@ impl CpuWorld {
         let lane_clock: LaneClock = Arc::new(move || reading.now());
         let (sender, events) = unbounded();
         let (transfer_sender, transfer_events) = unbounded();
-        let transport = InProcess::start(threads, lane_clock.clone(), options.transfers, transfer_sender)?;
+        let transport = options.transport.start(threads, lane_clock.clone(), transfer_sender)?;
         let mut devices = Vec::new();
         for (device, id) in view.cluster().devices().iter().zip((0..).map(DeviceId)) {
             let Some(memory) = view.memory(id) else { continue };

@@ -266,6 +266,20 @@ pub enum ExecutorError {
         /// Bytes of the transfer.
         size: Bytes,
     },
+    /// A transport said that a transfer had ended well, and it had not.
+    #[error("the transport reported a transfer of {size} as done with {left} of it not moved")]
+    NotMoved {
+        /// Bytes that were not moved.
+        left: Bytes,
+        /// Bytes of the transfer.
+        size: Bytes,
+    },
+    /// A transport refused a transfer for want of room although it had none.
+    #[error("the transport has no room for a transfer of {size} although none is under way")]
+    NoRoomForTransfers {
+        /// Bytes of the transfer.
+        size: Bytes,
+    },
     /// A tensor that no kernel here can work on.
     #[error("tensor {tensor:?} is {dtype} {shape}; {expected} is supported")]
     UnsupportedTensor {

@@ -16,6 +16,7 @@ pub mod tcp;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use crossbeam::channel::Sender;
 use slicescheduler_gmg::id::TransferId;
 use slicescheduler_gmg::units::{Bytes, Nanos};
 
@@ -24,6 +25,7 @@ pub use in_process::{InProcess, InProcessOptions};
 use crate::arena::Region;
 use crate::backend::Memory;
 use crate::error::{ExecutorError, Result};
+use crate::lane::{LaneClock, ThreadSpawner};
 
 /// One end of a transfer: a region of some memory.
 #[derive(Clone, Debug)]
@@ -165,9 +167,13 @@ impl Transfer {
         self.moved = self.size;
     }
 
-    /// Ends the transfer, which ran from `started` to `finished`: what is to be reported.
+    /// Ends the transfer, which ran from `started` to `finished`: what is to be reported. One that is said to have
+    /// ended well and has a destination here with bytes missing has failed, with [`ExecutorError::NotMoved`].
     pub fn end(self, started: Nanos, finished: Nanos, outcome: Result<()>) -> TransferEvent {
-        TransferEvent { id: self.id, moved: self.moved, started, finished, outcome }
+        let (left, size) = (self.left(), self.size);
+        let missing = self.to.is_some() && !left.is_zero();
+        let outcome = outcome.and_then(|()| if missing { Err(ExecutorError::NotMoved { left, size }) } else { Ok(()) });
+        TransferEvent { id: self.id, of: self.id, moved: self.moved, started, finished, outcome }
     }
 }
 
@@ -196,6 +202,8 @@ fn within(region: Region, at: Bytes, length: usize) -> Result<Bytes> {
 pub struct TransferEvent {
     /// Which.
     pub id: TransferId,
+    /// The same, which nobody else can write: by it memory is given back.
+    of: TransferId,
     /// Bytes moved.
     pub moved: Bytes,
     /// When its first byte was read, by the transport's clock.
@@ -204,6 +212,13 @@ pub struct TransferEvent {
     pub finished: Nanos,
     /// Why it did not move everything, if it did not.
     pub outcome: Result<()>,
+}
+
+impl TransferEvent {
+    /// The transfer that [ended](Transfer::end), whatever its transport wrote over [`id`](Self::id).
+    pub(crate) const fn of(&self) -> TransferId {
+        self.of
+    }
 }
 
 /// A transfer that was not taken.
@@ -236,11 +251,39 @@ pub enum Refusal {
 /// - After a transport was dropped it touches no memory; what it had not moved is reported as
 ///   failed with [`ExecutorError::TransportEnded`].
 ///
-/// The suite `conformance::transport` (feature `conformance`) checks an implementation.
+/// The suite `conformance::transport` (feature `conformance`) checks an implementation. A world of CPU lanes loads
+/// weights with the one that its options [start](StartTransport).
 pub trait Transport: Debug + Send {
     /// Takes a transfer, or gives it back.
     ///
     /// # Errors
     /// [`Refused`], with the transfer and the reason.
     fn submit(&mut self, transfer: Transfer) -> Result<(), Box<Refused>>;
+}
+
+/// Starts a [`Transport`], for a world that is being set up.
+///
+/// Its transfers have both ends in this process: from the host's memory, or from another device, to a device.
+pub trait StartTransport: Debug + Send + Sync {
+    /// Starts one that reports to `events`, by `clock`. If it has threads, they are from `threads`.
+    ///
+    /// # Errors
+    /// When it can not be started; the world is not made then.
+    fn start(
+        &self,
+        threads: &dyn ThreadSpawner,
+        clock: LaneClock,
+        events: Sender<TransferEvent>,
+    ) -> Result<Box<dyn Transport>>;
+}
+
+impl StartTransport for InProcessOptions {
+    fn start(
+        &self,
+        threads: &dyn ThreadSpawner,
+        clock: LaneClock,
+        events: Sender<TransferEvent>,
+    ) -> Result<Box<dyn Transport>> {
+        Ok(Box::new(InProcess::start(threads, clock, *self, events)?))
+    }
 }

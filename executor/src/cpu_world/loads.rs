@@ -14,7 +14,7 @@ use crate::arena::{Arena, Region};
 use crate::error::{ExecutorError, Result};
 use crate::fault::{Fault, Faults, Point};
 use crate::registry::BoundModel;
-use crate::transport::{InProcess, Place, Refusal, Transfer, TransferEvent, Transport};
+use crate::transport::{Place, Refusal, Transfer, TransferEvent, Transport};
 
 /// Weights that are to be in a slot.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ struct Active {
 /// way, or while the transport is full; others overtake it.
 #[derive(Debug)]
 pub(super) struct Loads {
-    transport: InProcess,
+    transport: Box<dyn Transport>,
     pub(super) events: Receiver<TransferEvent>,
     waiting: VecDeque<Load>,
     active: BTreeMap<u64, Active>,
@@ -64,7 +64,11 @@ pub(super) struct Loads {
 }
 
 impl Loads {
-    pub(super) fn new(transport: InProcess, events: Receiver<TransferEvent>, faults: Option<Arc<dyn Faults>>) -> Self {
+    pub(super) fn new(
+        transport: Box<dyn Transport>,
+        events: Receiver<TransferEvent>,
+        faults: Option<Arc<dyn Faults>>,
+    ) -> Self {
         Self { transport, events, waiting: VecDeque::new(), active: BTreeMap::new(), started: 0, faults }
     }
 
@@ -119,6 +123,8 @@ impl Loads {
         let transfer = unsafe { Transfer::new(TransferId(number), from, to)? };
         if let Err(refused) = self.transport.submit(transfer) {
             return match refused.reason {
+                // There is room after the next event, and there will be none.
+                Refusal::Full if self.active.is_empty() => Err(ExecutorError::NoRoomForTransfers { size }),
                 Refusal::Full => Ok(Err(load)),
                 Refusal::Ended | Refusal::OtherEnds => Err(ExecutorError::TransportEnded { left: size, size }),
             };
@@ -145,7 +151,7 @@ impl Loads {
             }
             Err(_) => return Ok(None),
         };
-        let Some(Active { load, claims }) = self.active.remove(&event.id.0) else { return Ok(None) };
+        let Some(Active { load, claims }) = self.active.remove(&event.of().0) else { return Ok(Some(LoadEnd::Passed)) };
         for (id, claim) in &claims {
             if let Some(device) = devices.get_mut(id.index()) {
                 device.claims.give_back(claim);
