@@ -1,5 +1,5 @@
 //! What the executor adds to the kernels: iterations through the graph, the world and a lane, beside the same
-//! operators called in a row on one thread. Decoding steps with 128 to 226 tokens of context, and prompts of
+//! operators called in a row on one thread. Decoding steps with 33 to 131 tokens of context, and prompts of
 //! 64 tokens.
 //!
 //! Two ways: two sequences by turns, so that the lane has its next iteration when it ends one, which is how a
@@ -29,7 +29,7 @@ use crate::Outcome;
 use crate::decoder::decoder;
 use crate::rig::Rig;
 
-const CONTEXT: u32 = 128;
+const CONTEXT: u32 = 32;
 const PREFILL: u32 = 64;
 /// Times that both begin anew, and pairs of each kind in between.
 const SETUPS: u32 = 6;
