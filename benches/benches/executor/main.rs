@@ -7,6 +7,7 @@
 //! Side-by-side runs with other runners and with candle are programs of their own (`peers/`, `candle/`).
 
 mod decoder;
+mod instructions;
 mod overhead;
 mod recall;
 mod rig;
@@ -20,7 +21,12 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 #[global_allocator]
 static ALLOCATED: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
 
-const GROUPS: [Group; 3] = [("runner", runner::rows), ("overhead", overhead::rows), ("recall", recall::rows)];
+const GROUPS: [Group; 4] = [
+    ("runner", runner::rows),
+    ("overhead", overhead::rows),
+    ("recall", recall::rows),
+    ("instructions", instructions::rows),
+];
 
 fn main() -> Outcome<()> {
     run_groups("executor", &GROUPS)

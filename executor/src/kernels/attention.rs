@@ -438,20 +438,21 @@ fn soften<V: Vector>(vector: V, scores: &mut [f32; TILE], maximum: &mut f32, sum
 #[inline(always)]
 fn add_values<V: Vector>(vector: V, weights: &[f32], values: &[f32], out: &mut [f32]) {
     let head_dim = out.len();
-    let rows = || weights.iter().zip(values.chunks_exact(head_dim));
     let (wide, rest) = out.as_chunks_mut::<{ 4 * LANES }>();
     let mut first = 0;
     for out in wide {
         let [a, b, c, d] = out.as_chunks_mut::<LANES>().0 else { break };
         // Four variables, so that each stays in a register.
         let (mut sa, mut sb, mut sc, mut sd) = (vector.load(a), vector.load(b), vector.load(c), vector.load(d));
-        for (weight, values) in rows() {
-            let Some(values) = values.get(first..first + 4 * LANES) else { break };
+        let mut at = first;
+        for weight in weights {
+            let Some(values) = values.get(at..at + 4 * LANES) else { break };
             let [va, vb, vc, vd] = values.as_chunks::<LANES>().0 else { break };
             sa = add_product(vector, sa, *weight, vector.load(va));
             sb = add_product(vector, sb, *weight, vector.load(vb));
             sc = add_product(vector, sc, *weight, vector.load(vc));
             sd = add_product(vector, sd, *weight, vector.load(vd));
+            at += head_dim;
         }
         vector.store(sa, a);
         vector.store(sb, b);
@@ -461,8 +462,11 @@ fn add_values<V: Vector>(vector: V, weights: &[f32], values: &[f32], out: &mut [
     }
     for out in rest.chunks_mut(LANES) {
         let mut sums = vector.load(&padded(out));
-        for (weight, values) in rows() {
-            sums = add_product(vector, sums, *weight, vector.load(&padded(&values[first..])));
+        let mut at = first;
+        for weight in weights {
+            let row = vector.load(&whole(values, at).copied().unwrap_or_else(|| padded(&values[at..])));
+            sums = add_product(vector, sums, *weight, row);
+            at += head_dim;
         }
         let mut all = [0.0; LANES];
         vector.store(sums, &mut all);
