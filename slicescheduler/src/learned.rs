@@ -2,8 +2,8 @@
 //!
 //! A world reports how long whole iterations took, not operators. [`Learned`] explains these times by the work of
 //! the operators: each takes a constant, and a time per operation (of products, and of attention) and per byte
-//! moved. The four rates are the non-negative ones with the least squared relative error over the last iterations
-//! of a template on a kind of device. So iterations of any size are forecast, operator by operator, and what is said
+//! moved. The four rates are the non-negative ones with the least squared error, relative to what is expected, over the
+//! last iterations of a template on a kind of device. So iterations of any size are forecast, operator by operator, and what is said
 //! of a part of an iteration is consistent with the whole. Until enough has run, another model answers.
 //!
 //! [`Learned`] also keeps account of what it predicted, of every stretch of operators when it was launched, beside
@@ -27,7 +27,7 @@ use slicescheduler_gmg::units::Nanos;
 use slicescheduler_gmg::{GmgView, View};
 use slicescheduler_simulator::cost::{Confidence, CostModel, Estimate, JobCost, Operation};
 
-use least_squares::{WORK, non_negative};
+use least_squares::{WORK, rates};
 pub use predictions::Predictions;
 
 /// Iterations of a template on a kind of device that count, the last ones.
@@ -197,7 +197,7 @@ impl Learned {
         let first = of_kind.last.len() == NEEDED;
         if first || of_kind.new >= REFIT {
             of_kind.new = 0;
-            let found = non_negative(of_kind.last.make_contiguous());
+            let found = rates(of_kind.last.make_contiguous());
             self.adopt(kind, found);
         }
     }
