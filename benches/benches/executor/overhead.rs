@@ -34,7 +34,7 @@ const PREFILL: u32 = 64;
 /// Times that both begin anew, and pairs of each kind in between.
 const SETUPS: u32 = 6;
 const DECODES: u32 = 10;
-const PREFILLS: u32 = 5;
+const PREFILLS: u32 = 10;
 /// Tokens of each of two sequences in a pair.
 const STEPS: u32 = 8;
 

@@ -22,12 +22,15 @@ pub(crate) struct Arguments {
     /// Who decides what runs where.
     #[arg(long, value_enum, default_value_t = PolicyName::SliceFill)]
     pub(crate) policy: PolicyName,
-    /// Requests per second of each latency-sensitive tenant; best-effort ones have a backlog.
+    /// Requests per second of each latency-sensitive tenant.
     #[arg(long, value_name = "RATE", default_value_t = 0.5, allow_negative_numbers = true, value_parser = rate)]
     pub(crate) load: f64,
     /// Requests that arrive together; bursts are rarer by as much.
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) burst: u32,
+    /// Requests that each best-effort tenant has under way.
+    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) backlog: u32,
     /// How long requests arrive, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", allow_hyphen_values = true, value_parser = seconds)]
     pub(crate) duration: Duration,

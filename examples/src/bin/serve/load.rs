@@ -14,9 +14,6 @@ use super::arguments::Arguments;
 use super::tenant::Served;
 use crate::Failure;
 
-/// Requests of a best-effort tenant that are under way.
-const BACKLOG: usize = 4;
-
 /// How long a best-effort tenant waits when none of its requests is taken.
 const BETWEEN_TRIES: Duration = Duration::from_millis(10);
 
@@ -99,7 +96,7 @@ pub(crate) fn run(slices: &SliceScheduler, served: &[Served], arguments: &Argume
                 let asker = Asker { slices, tenant, prompts, max_tokens, window, compare, random: seed, asked: 0 };
                 scope.spawn(move || {
                     if tenant.best_effort {
-                        asker.backlog(end)
+                        asker.backlog(end, arguments.backlog as usize)
                     } else {
                         asker.arrivals(end, arguments.load, arguments.burst)
                     }
@@ -196,11 +193,11 @@ impl Asker<'_> {
         Fared { answers: self.compare.then(HashMap::new), ..Fared::default() }
     }
 
-    /// Keeps a few requests under way; those that are not answered at the end are cancelled.
-    fn backlog(mut self, end: Instant) -> Result<Fared, String> {
+    /// Keeps `depth` requests under way; those that are not answered at the end are cancelled.
+    fn backlog(mut self, end: Instant, depth: usize) -> Result<Fared, String> {
         let (mut asked, mut fared) = (VecDeque::new(), self.fared());
         while Instant::now() < end {
-            while asked.len() < BACKLOG {
+            while asked.len() < depth {
                 let Some(one) = self.ask()? else { break };
                 asked.push_back(one);
             }
